@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from recsys.data.delimited import first_line, read_delimited
+from recsys.data.files import read_lines, read_text
 from recsys.data.raw import (
     EventStream,
     RawData,
@@ -31,13 +34,8 @@ GENRES = (
 )  # fmt: skip
 NO_GENRE = ("unknown", "(no genres listed)")
 _YEAR = re.compile(r"\((\d{4})(?:[-–]\d{0,4})?\)\s*$")
-_EVENT_TYPES = {
-    "userId": pa.string(),
-    "movieId": pa.string(),
-    "rating": pa.float32(),
-    "timestamp": pa.int64(),
-}
-_MOVIE_TYPES = {"movieId": pa.string(), "title": pa.string(), "genres": pa.string()}
+_EVENT_TYPES = {"userId": "VARCHAR", "movieId": "VARCHAR", "rating": "FLOAT", "timestamp": "BIGINT"}
+_MOVIE_TYPES = {"movieId": "VARCHAR", "title": "VARCHAR", "genres": "VARCHAR"}
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
@@ -60,20 +58,13 @@ def read(config: ReaderConfig) -> EventStream:
     """
     paths = files(config)
     if paths["interactions"].name == "u.data":
-        ratings = read_delimited(
-            paths["interactions"],
-            "\t",
-            types=_EVENT_TYPES,
-            names=list(_EVENT_TYPES),
-            quote=False,
-            required=_EVENT_TYPES,
-        )
+        ratings = _read(paths["interactions"], _EVENT_TYPES, sep="\t", header=False, quotechar="")
         movies = _movies_100k(paths["items"])
     else:
-        ratings = _with_header(paths["interactions"], _EVENT_TYPES, required=_EVENT_TYPES)
-        table = _with_header(paths["items"], _MOVIE_TYPES, required=("movieId",))
+        ratings = _read(paths["interactions"], _EVENT_TYPES)
+        table = _read(paths["items"], _MOVIE_TYPES, optional=("title", "genres"))
         rows = zip(*(table[name].to_pylist() for name in _MOVIE_TYPES), strict=True)
-        movies = {movie: (title, genres.split("|")) for movie, title, genres in rows}
+        movies = {movie: (title or "", (genres or "").split("|")) for movie, title, genres in rows}
     events = events_table(
         ratings["userId"],
         ratings["movieId"],
@@ -98,30 +89,37 @@ def read(config: ReaderConfig) -> EventStream:
 
 
 def _movies_100k(path: Path) -> dict[str, tuple[str, list[str]]]:
-    names = ["movieId", "title", "released", "video", "address", *GENRES]
-    types = dict.fromkeys(names[:5], pa.string()) | dict.fromkeys(GENRES, pa.int8())
-    table = read_delimited(
-        path,
-        "|",
-        types=types,
-        names=names,
-        encoding="latin-1",
-        quote=False,
-        required=("movieId",),
-    )
-    flags = zip(*(table[genre].to_pylist() for genre in GENRES), strict=True)
-    rows = zip(table["movieId"].to_pylist(), table["title"].to_pylist(), flags, strict=True)
-    return {
-        movie: (title, [genre for genre, flag in zip(GENRES, on, strict=True) if flag])
-        for movie, title, on in rows
-    }
+    movies = {}
+    for number, line in enumerate(read_text(path, "latin-1").splitlines(), 1):
+        movie, *fields = line.split("|")
+        if not movie or len(fields) != 4 + len(GENRES):
+            raise DataError(f"{path}:{number}: no id, or other than {5 + len(GENRES)} columns")
+        flags = zip(GENRES, fields[4:], strict=True)
+        movies[movie] = (fields[0], [genre for genre, flag in flags if flag == "1"])
+    return movies
 
 
-def _with_header(
-    path: Path, types: dict[str, pa.DataType], *, required: Collection[str]
+def _read(
+    path: Path, types: dict[str, str], optional: Collection[str] = (), **dialect: Any
 ) -> pa.Table:
-    header = first_line(path)
-    if header.split(",") != list(types):
-        said = {"path": path, "wanted": ",".join(types), "shown": header[:60]}
+    """Read a whole file; the columns may be empty in some rows only if they are `optional`.
+
+    Raises:
+        DataError: missing, not in the form of GroupLens, or a column is empty in a row.
+    """
+    _, first = next(read_lines(path))
+    if not dialect and first.split(",") != list(types):
+        said = {"path": path, "wanted": ",".join(types), "shown": first[:60]}
         raise DataError(sentence("converted_movielens", **said))
-    return read_delimited(path, ",", types=types, required=required)
+    options = {"sep": ",", "header": True, "quotechar": '"', **dialect}
+    try:
+        with duckdb.connect(":memory:") as connection:
+            rows = connection.read_csv(str(path), columns=types, auto_detect=False, **options)
+            table = rows.to_arrow_table()
+    except duckdb.Error as error:
+        raise DataError(f"{path}: {'; '.join(str(error).splitlines()[:3])}") from error
+    for name in set(types) - set(optional):
+        row = pc.index(pc.is_null(table[name]), True).as_py()
+        if row >= 0:
+            raise DataError(f"{path}: column {name!r} is empty in data row {row + 1}")
+    return table
