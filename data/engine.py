@@ -175,7 +175,7 @@ def _histories(
     report.add("events_at_the_same_time", events.ties)
     for name, (_, _, kinds) in SIDES.items():
         events.create(name, user="INTEGER", item="INTEGER", **kinds)
-    columns = events.columns - {"behaviour", "quantity", "content"}
+    columns = events.columns - {"behaviour", "quantity"}
     columns |= {"behaviour"} if cleaner.behaviours else set()
     events.replace(_cleaned(events, cleaner), columns)
     report.check_removed(events.users, rules.clean.most_removed, decided_rules(rules))
@@ -199,7 +199,6 @@ def _sort(events: EventTable, report: Report) -> None:
 def _cleaned(events: EventTable, cleaner: HistoryCleaner) -> Iterator[dict[str, NDArray[Any]]]:
     """The rows that are kept, part by part; disliked items and pieces go to their tables."""
     for part in events.parts():
-        part.pop("content", None)
         cleaned: Cleaned = cleaner.clean(part)
         events.insert("disliked", pa.table(cleaned.disliked))
         events.insert("pieces", pa.table(cleaned.pieces))

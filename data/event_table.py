@@ -27,7 +27,6 @@ BATCH = 1 << 20  # rows that are read from a table at a time
 # Arrow holds the rows that DuckDB returns; the rest of the process needs memory, too.
 ENGINE_SHARE = 0.5
 SURE_ORDER = 0.99  # share of neighbouring rows that must be newest first
-NEAR_S = 86_400  # events of a user on one item within a day count as one opinion
 KINDS = {
     "user": "VARCHAR",
     "item": "VARCHAR",
@@ -35,7 +34,6 @@ KINDS = {
     "nanosecond": "INTEGER",
     "rating": "FLOAT",
     "split": "UTINYINT",
-    "content": "BIGINT",
     "behaviour": "UTINYINT",
     "quantity": "FLOAT",
 }
@@ -53,19 +51,6 @@ REPEATED = """
         FROM events
     ) WHERE number > 1
 """
-# Each row is compared with the one before of the same user and item (or text of a review), so that
-# a chain of close rows counts as one.
-NEAR = f"""
-    SELECT
-        rowid AS place,
-        coalesce(timestamp - lag(timestamp) OVER of_item <= {NEAR_S}, false) AS near,
-        coalesce(content <> 0, false)
-            AND coalesce(timestamp - lag(timestamp) OVER of_text <= {NEAR_S}, false) AS copied
-    FROM events
-    WINDOW
-        of_item AS (PARTITION BY "user", item ORDER BY rowid),
-        of_text AS (PARTITION BY "user", content ORDER BY rowid)
-"""  # noqa: S608
 TIES = """
     SELECT count(*) FROM (
         SELECT
@@ -242,26 +227,15 @@ class EventTable:
 
         Args:
             policy: `keep`; `drop-exact` (rows equal in every column; without times there are none,
-                because the place of a row is its time); `keep-first` (one event for each user and
-                item); or `drop-near` (exact ones, and those within a day of another of the same
-                user and item, or text).
+                because the place of a row is its time); or `keep-first` (one event for each user
+                and item).
         """
-        timed, rows = "timestamp" in self.columns, self.rows
+        rows = self.rows
         if policy == "keep-first":
             self._delete(f"rowid IN ({REPEATED.format(columns=PAIR)})")
-        elif policy != "keep" and timed:
+        elif policy != "keep" and "timestamp" in self.columns:
             self._drop_equal()
         self.counts["duplicate_rows_dropped"] += rows - self.rows
-        if not timed:
-            return
-        done = "dropped" if policy == "drop-near" else "kept"
-        ((near, copied),) = self._run(
-            f"SELECT count_if(near), count_if(copied AND NOT near) FROM ({NEAR})"  # noqa: S608
-        )
-        self.counts[f"near_duplicate_rows_{done}"] += near
-        self.counts[f"reviews_copied_to_other_items_{done}"] += copied
-        if policy == "drop-near":
-            self._delete(f"rowid IN (SELECT place FROM ({NEAR}) WHERE near OR copied)")  # noqa: S608
 
     def _drop_equal(self) -> None:
         """Drop all but the first of equal rows, which gets the pieces of all."""

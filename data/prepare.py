@@ -71,9 +71,8 @@ class DataConfig:
     """Roles of event types in a `table` source, by name: `target`, `context` or `negative`; the
     others are guessed."""
     duplicates: Duplicates = "drop-exact"
-    """`keep`, `drop-exact` (rows equal in all columns including time), `keep-first` (one event for
-    each user and item) or `drop-near` (also the same user and item, or the same text of a user,
-    within a day)."""
+    """`keep`, `drop-exact` (rows equal in all columns including time) or `keep-first` (one event
+    for each user and item)."""
     min_rating: float | None = None
     """Drop events with a lower rating."""
     k_core: NonNegativeInt = 0
@@ -101,10 +100,8 @@ class DataConfig:
                 + (advice if Path(self.source).suffix else "")
             )
         if (self.path is None) != (self.source == SYNTHETIC):
-            raise ConfigError(
-                f"data.path: source {self.source!r} "
-                + ("reads no file; remove the path" if self.path else "needs a path")
-            )
+            advice = "reads no file; remove the path" if self.path else "needs a path"
+            raise ConfigError(f"data.path: source {self.source!r} {advice}")
         if self.dates is not None and len(self.dates) != 2:
             raise ConfigError(f"data.dates: expected two moments, found {list(self.dates)}")
         build_section(Columns, self.columns, "data.columns")  # refuses unknown roles
@@ -112,9 +109,7 @@ class DataConfig:
         try:
             ZoneInfo(self.time_zone)
         except (KeyError, ValueError, OSError) as error:
-            raise ConfigError(
-                f"data.time_zone: {self.time_zone!r} is not a time zone such as Europe/Berlin"
-            ) from error
+            raise ConfigError(sentence("no_time_zone", zone=self.time_zone)) from error
 
     def reader(self) -> ReaderConfig:
         """The configuration of the reader, with the paths on disk."""

@@ -32,7 +32,6 @@ EVENT_COLUMNS = {
     "nanosecond": pa.int32(),
     "rating": pa.float32(),
     "split": pa.uint8(),
-    "content": pa.int64(),
     "behaviour": pa.uint8(),
     "quantity": pa.float32(),
 }
@@ -176,11 +175,10 @@ class RawData:
     Attributes:
         events: `user` and `item` (string), and if the source has them
             `timestamp` (int64, unix seconds), `nanosecond` (int32, after the second; left out if
-            all are 0), `rating` (float32), `split` (uint8, `recsys.splits` labels), `content`
-            (int64, a number for the text of a review, 0 for an empty one, used to find copied
-            reviews), `behaviour` (uint8, the place of the type in `behaviours`) and `quantity`
-            (float32: pieces bought, negative pieces returned, 0 for a purchase that was returned as
-            a whole, NaN where it is not known).
+            all are 0), `rating` (float32), `split` (uint8, `recsys.splits` labels), `behaviour`
+            (uint8, the place of the type in `behaviours`) and `quantity` (float32: pieces bought,
+            negative pieces returned, 0 for a purchase that was returned as a whole, NaN where it is
+            not known).
             Without timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
             item of `events`, and may have items without events.

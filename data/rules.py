@@ -16,7 +16,7 @@ from recsys.interactions import Role
 from recsys.splits import BASKETS
 
 Split = Literal["leave-one-out", "global-temporal", "own"]
-Duplicates = Literal["keep", "drop-exact", "keep-first", "drop-near"]
+Duplicates = Literal["keep", "drop-exact", "keep-first"]
 
 
 @dataclass(frozen=True)

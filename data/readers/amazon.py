@@ -9,7 +9,6 @@ metadata are found beside it (`meta_X.json` for `X.json` or `X_5.json`), or give
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import re
 from collections import Counter
@@ -34,10 +33,10 @@ from recsys.data.time_formats import unix_seconds
 from recsys.errors import DataError
 
 BATCH = 1 << 16  # reviews at a time
-# Fields by edition: user, item, rating, time, and the two texts.
+# Fields by edition: user, item, rating and time.
 REVIEWS = {
-    "reviewerID": ("reviewerID", "asin", "overall", "unixReviewTime", "summary", "reviewText"),
-    "user_id": ("user_id", "parent_asin", "rating", "timestamp", "title", "text"),
+    "reviewerID": ("reviewerID", "asin", "overall", "unixReviewTime"),
+    "user_id": ("user_id", "parent_asin", "rating", "timestamp"),
 }
 SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 # Badly saved pages have a script in the place of the title.
@@ -82,7 +81,7 @@ def _beside(path: Path) -> Path | None:
 
 
 def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
-    rows: list[tuple[str, str, Any, Any, int, int]] = []
+    rows: list[tuple[str, str, Any, Any, int]] = []
     fields = None
     for line, record in read_json_lines(path):
         if fields is None:
@@ -90,7 +89,7 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
         if fields is None:
             said = {"names": " nor ".join(REVIEWS), "shown": ", ".join(record)[:80]}
             raise DataError(sentence("no_review", path=path, line=line, **said))
-        user, item, rating, time = (record.get(name) for name in fields[:4])
+        user, item, rating, time = map(record.get, fields)
         item = item or record.get("asin")
         if not user or not item:
             counts["rows_without_user_or_item_dropped"] += 1
@@ -102,8 +101,7 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
                 shown = str(rating)[:40]
                 raise DataError(f"{path}:{line}: {fields[2]!r} is {shown!r}, not a number")
             rating = float(rating)
-        content = _content(record, fields[4:])
-        rows.append((str(user), str(item), int(time), rating, content, line))
+        rows.append((str(user), str(item), int(time), rating, line))
         if len(rows) == BATCH:
             yield _table(rows, path, fields[3], config, counts)
             rows = []
@@ -112,13 +110,13 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
 
 
 def _table(
-    rows: list[tuple[str, str, Any, Any, int, int]],
+    rows: list[tuple[str, str, Any, Any, int]],
     path: Path,
     time_field: str,
     config: ReaderConfig,
     counts: Counter[str],
 ) -> pa.Table:
-    user, item, time, rating, content, lines = zip(*rows, strict=True)
+    user, item, time, rating, lines = zip(*rows, strict=True)
     times = pa.chunked_array([pa.array(time, pa.int64())])
     moments = unix_seconds(times, time_field, path, lines.__getitem__, config.time_unit, counts)
     return events_table(
@@ -127,16 +125,7 @@ def _table(
         timestamp=moments.second,
         nanosecond=moments.nanosecond,
         rating=rating,
-        content=content,
     )
-
-
-def _content(record: dict[str, Any], names: tuple[str, ...]) -> int:
-    """A number for the text of a review, 0 for an empty one; case and blanks are ignored."""
-    words = " ".join(" ".join(str(record.get(name) or "") for name in names).lower().split())
-    if not words:
-        return 0
-    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=7).digest()) + 1
 
 
 def _json(text: str, path: Path, line: int) -> dict[str, Any]:

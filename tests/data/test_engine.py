@@ -34,7 +34,7 @@ row = st.tuples(
 rules = st.fixed_dictionaries(
     {},
     optional={
-        "duplicates": st.sampled_from(["keep", "drop-exact", "keep-first", "drop-near"]),
+        "duplicates": st.sampled_from(["keep", "drop-exact", "keep-first"]),
         "min_rating": st.sampled_from([2, 5]),
         "k_core": st.integers(1, 3),
         "split": st.sampled_from(["leave-one-out", "global-temporal"]),

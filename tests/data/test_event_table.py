@@ -87,7 +87,6 @@ def test_exact_duplicates_are_equal_in_every_column(folder) -> None:
     with table(folder, rows, rating=rating) as events:
         events.drop_duplicates("drop-exact")
         assert events.counts["duplicate_rows_dropped"] == 2
-        assert events.counts["near_duplicate_rows_kept"] == 3
         (part,) = events.parts()
     assert part["timestamp"].tolist() == [3600, 3600, 7200, 10_800]
     np.testing.assert_array_equal(part["rating"], [5, 4, 5, np.nan])
@@ -101,34 +100,6 @@ def test_keep_first_keeps_the_first_of_each_pair(folder, rows: list[Row]) -> Non
         events.drop_duplicates("keep-first")
         assert left(events) == list(dict.fromkeys(before))
         assert events.counts["duplicate_rows_dropped"] == len(rows) - events.rows
-
-
-@settings(deadline=None, max_examples=30)
-@given(rows_of_events, st.lists(st.integers(0, 2), min_size=60, max_size=60))
-def test_near_repeats_are_chains_of_one_item_or_text(
-    folder, rows: list[Row], texts: list[int]
-) -> None:
-    rows = [(user, item, 13 * hour) for user, item, hour in rows]
-    users = list(dict.fromkeys(user for user, *_ in rows))
-    order = sorted(range(len(rows)), key=lambda n: (users.index(rows[n][0]), rows[n][2]))
-    kept: dict[Row, None] = {}
-    near = copied = 0
-    last: dict[tuple[Any, ...], int] = {}
-    distinct = []
-    for n in order:
-        if rows[n] not in kept:  # exact duplicates have other texts here
-            kept[rows[n]] = None
-            distinct.append((*rows[n], texts[n]))
-    for user, item, hour, text in distinct:
-        close = hour - last.get((user, item), -99) <= 24
-        same_text = text != 0 and hour - last.get((user, "", text), -99) <= 24
-        near, copied = near + close, copied + (same_text and not close)
-        last[user, item], last[user, "", text] = hour, hour
-    with table(folder, rows, content=texts[: len(rows)]) as events:
-        events.drop_duplicates("drop-near")
-        assert events.counts["near_duplicate_rows_dropped"] == near
-        assert events.counts["reviews_copied_to_other_items_dropped"] == copied
-        assert events.rows == len(distinct) - near - copied
 
 
 def test_low_ratings_and_missing_ones_go(folder) -> None:

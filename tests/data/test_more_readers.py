@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recsys.data.prepare import DataConfig, build
+from recsys.data.prepare import DataConfig
 from recsys.data.raw import RawData
 from recsys.data.readers import READERS
 from recsys.errors import DataError
@@ -101,29 +101,6 @@ def test_reviews_of_2023_have_milliseconds_and_parent_items(raw: Path) -> None:
     assert made.items.to_pylist()[0]["brand"] == "S"
     with pytest.raises(DataError, match=r"in data row 1, .*after the year 5138.*data\.time_unit"):
         read("amazon", "X.jsonl", time_unit="s")
-
-
-def test_copied_and_repeated_reviews_are_counted_and_go_if_asked(raw: Path) -> None:
-    day = 86_400
-    (raw / "X.json").write_bytes(
-        lines([
-            review("u", "a", 0, "Great!"), review("u", "b", 0, "great! "), review("u", "c", 0),
-            review("u", "a", day, "other"), review("u", "a", 3 * day, "third"),
-            review("v", "b", 0, "Great!"),
-        ])
-    )  # fmt: skip
-    made = build(DataConfig(source="amazon", path="X.json"))
-    assert made.decisions == {
-        "items_without_metadata": 3,
-        "near_duplicate_rows_kept": 1,
-        "reviews_copied_to_other_items_kept": 1,
-    }
-    assert len(made.dataset.interactions) == 6
-    made = build(DataConfig(source="amazon", path="X.json", duplicates="drop-near"))
-    events = made.dataset.interactions
-    assert made.decisions["near_duplicate_rows_dropped"] == 1
-    assert made.decisions["reviews_copied_to_other_items_dropped"] == 1
-    assert events.item_ids[events.item].tolist() == ["a", "c", "a", "b"]
 
 
 def test_a_gzip_file_that_is_cut_off_says_where_and_what_to_do(raw: Path) -> None:
