@@ -11,14 +11,17 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.column_words import EVENT_WORDS, rank
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank
 from recsys.data.damage import Damage
 from recsys.data.report import sentence
+from recsys.data.texts import as_text
 from recsys.errors import DataError
 from recsys.event_names import level
 
 CELLS_PER_BYTE, FEW_CELLS = 16, 1_000_000
-LONG = r"^-?\d{16}"  # such numbers lose digits as floating numbers
+# Numbers behind a name become texts, so that DuckDB does not write them anew: 1.50 as 1.5.
+KEY = r'([{,]\s*"(?:[^"\\]|\\.)*"\s*:\s*)'
+NUMBER, CODE = KEY + r"(-?\d[\d.eE+-]*)", KEY + r"(0\d[\d.]*)"  # 007 is no JSON
 MOST_REPEATED = 1 << 28  # bytes of records that are repeated for each entry of their lists
 IS_OBJECT = "coalesce(CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' END, false)"
 # One line of each form: the types of all lines are those of these.
@@ -28,6 +31,7 @@ NEW_FORMS = f"""
     SELECT CAST(json_structure(line) AS VARCHAR), arg_min(line, number), min(number)
     FROM (SELECT line, number FROM lines WHERE {IS_OBJECT}) GROUP BY 1
 """  # noqa: S608
+AMOUNTS = (ITEM_WORDS["price"], *(EVENT_WORDS[role] for role in ("quantity", "rating")))
 TYPES = {"BIGINT": pa.int64(), "UBIGINT": pa.int64(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_()}
 
 
@@ -147,7 +151,8 @@ def json_table(
     Raises:
         DataError: so long records around long lists that repeating them would fill the memory.
     """
-    connection.register("lines", pa.Table.from_batches([_lines(block, first)]))
+    lines = _lines(block, first, NUMBER)
+    connection.register("lines", pa.Table.from_batches([lines]))
     damaged = connection.sql(
         f"SELECT number, line FROM lines WHERE trim(line) <> '' AND NOT {IS_OBJECT}"  # noqa: S608
     )
@@ -168,13 +173,15 @@ def json_table(
         rows = f"(SELECT line, unnest({entries}) AS record FROM {rows})"  # noqa: S608
     columns = ", ".join(f"{_value(field)} AS c{n}" for n, field in enumerate(fields))
     table = connection.sql(f"SELECT {columns} FROM {rows}").to_arrow_table()  # noqa: S608
-    made = [_typed(column, field.kind) for column, field in zip(table.columns, fields, strict=True)]
+    made = [_typed(column, field) for column, field in zip(table.columns, fields, strict=True)]
     return pa.table(made, names=[field.name for field in fields])
 
 
-def _lines(block: bytes, first: int = 1) -> pa.RecordBatch:
+def _lines(block: bytes, first: int, numbers: str = CODE) -> pa.RecordBatch:
+    """The lines, with some numbers as texts."""
     lines = block.splitlines()
     texts = pa.array(lines, pa.binary()).cast(pa.string())
+    texts = pc.replace_substring_regex(texts, numbers, r'\1"\2"')
     return pa.record_batch({"line": texts, "number": pa.array(range(first, first + len(lines)))})
 
 
@@ -200,16 +207,17 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _typed(column: pa.ChunkedArray, kind: Any) -> pa.ChunkedArray:
-    """Numbers and answers as such, where they lose no digit."""
-    if not isinstance(kind, str) or kind not in TYPES:
+def _typed(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
+    """Numbers and answers as such: amounts, and what is written in the same way again."""
+    if not isinstance(field.kind, str) or field.kind not in TYPES:
         return column
     try:
-        converted = pc.cast(column, TYPES[kind])
+        converted = pc.cast(column, TYPES[field.kind])
     except pa.ArrowInvalid:
         return column
-    long = kind == "DOUBLE" and pc.any(pc.match_substring_regex(column, LONG)).as_py()
-    return column if long else converted
+    same = any(rank(field.name, names) is not None for names in AMOUNTS)
+    same = same or pc.all(pc.equal(as_text(converted), column)).as_py() is not False
+    return converted if same else column
 
 
 def flatten(table: pa.Table) -> pa.Table:
