@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.column_words import EVENT_WORDS, known_names, rank
+from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, known_names, rank
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import sentence
-from recsys.data.sample import Sample
+from recsys.data.sample import Sample, share_of
 from recsys.data.spreadsheets import is_spreadsheet
 from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules, share_of_times
@@ -63,6 +63,13 @@ NUMBERS = {
     "colon": r"^(?P<item>[^:=]*[^\s:=])(?: ?[:=] ?| ?\((?:[xX] ?)?)(?P<pieces>[+-]?\d{1,4})\)?$",
 }
 SINGLE = 0.4  # share of numbers of pieces that are 1, if they are no part of ids
+LABEL = r"^([^,;|\t:]+):\s+"  # of a basket: T0: milk, tea
+# How much of an item is in a basket, where each item has a column; and none of it.
+PIECES, NO_PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x)?$", r"(?i)^(0(\.0+)?|false|no)?$"
+FEW_ITEMS, SHARE_OF_NONE = 3, 0.1
+# Records such as Product ID: 1, Product Qty: 2 | Product ID: 3, Product Qty: 1
+LISTED = r"^\s*\pL[\pL ]*:[^,|]*,\s*\pL[\pL ]*:"
+PAIR = re.compile(r"\s*([^:,|]+?):\s*(.*?)\s*(?:,(?=[^:,|]+:)|$)")
 
 
 class Layout(NamedTuple):
@@ -81,13 +88,17 @@ class Layout(NamedTuple):
     said: Mapping[str, Any]
 
 
-def refuse_other_layouts(file: TableFile) -> None:
+def refuse_other_layouts(file: TableFile, *, named: bool = False) -> None:
     """Refuse a file with one order on each line, or a text file with `::` between its columns.
+
+    Args:
+        file: of events or items.
+        named: whether the column of items is known.
 
     Raises:
         DataError: it is one; the message has a command that writes a table.
     """
-    layout = _other_layout(file)
+    layout = _other_layout(file, named=named)
     if layout is not None:
         path = json.dumps(str(file.path), ensure_ascii=False)
         program = f"from recsys.data.layouts import print_table; print_table({path})"
@@ -105,9 +116,11 @@ def print_table(path: str) -> None:
         out.writerows(layout.rows)
 
 
-def _other_layout(file: TableFile) -> Layout | None:
+def _other_layout(file: TableFile, *, named: bool = False) -> Layout | None:
     if file.kind != "json" and len(numbers := _numbered(file.names)) > 1:
         return _with_numbers(file, numbers)
+    if not named and (layout := _without_items(file)) is not None:
+        return layout
     if file.kind != "delimited":
         return None
     lines = list(islice(filter(None, _lines(file)), LINES))
@@ -115,22 +128,74 @@ def _other_layout(file: TableFile) -> Layout | None:
     if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
         return _with_double_colons(file, [line.split("::") for line in lines])
     marks = [mark for mark in ("\t", ";", "|", ",") if any(mark in line for line in lines)]
-    mark = file.delimiter if len(file.columns) > 1 else (*marks, " ")[0]
-    rows = [row for row in csv.reader(lines, delimiter=mark) if row]
+    mark = file.delimiter if file.delimiter in marks else (*marks, " ")[0]
+    labelled = all(re.match(LABEL, line) for line in lines)
+
+    def divided(lines: Iterable[str]) -> Iterator[list[str]]:
+        if labelled:
+            lines = (re.sub(LABEL, rf"\1{mark}", line) for line in lines)
+        return csv.reader(lines, delimiter=mark)
+
+    rows = [row for row in divided(lines) if row]
     lengths = Counter(map(len, rows))
-    if len(rows) < FEW_LINES or len(lengths) < 2:
+    if len(rows) < FEW_LINES or (len(lengths) < 2 and not labelled):
         return None
-    if max(lengths.values()) >= SAME_LENGTH * len(rows) or known_names(rows[0]):
+    is_table = max(lengths.values()) >= SAME_LENGTH * len(rows) or known_names(rows[0])
+    if is_table and not labelled:
         return None
-    before = _before_items(rows)
+    before = _before_items([row[:2] for row in rows] if labelled else rows)
     baskets = (
         [number, *row[: len(before)], item.strip()]
-        for number, row in enumerate(csv.reader(_lines(file), delimiter=mark), 1)
+        for number, row in enumerate(divided(_lines(file)), 1)
         for item in row[len(before) :]
         if item.strip()
     )
     said = {"least": min(lengths), "most": max(lengths)}
     return Layout("baskets", ["order", *before, "item"], baskets, said)
+
+
+def _without_items(file: TableFile) -> Layout | None:
+    """A table without a column of items: each item has a column, or records are in one."""
+    sample = file.sample(LINES)
+    texts = {
+        name: pc.fill_null(as_text(sample[name]), "")
+        for name, count in Counter(file.names).items()
+        if count == 1 and not pa.types.is_nested(sample[name].type)
+    }
+    counts = [name for name, values in texts.items() if _counts_pieces(name, values)]
+    lists = [n for n, values in texts.items() if share_of(values, LISTED) >= MOST_KNOWN][:1]
+    is_wide = len(counts) >= max(FEW_ITEMS, len(file.names) / 2)
+    inside = counts if is_wide else lists
+    others = [name for name in file.names if name not in inside]
+    is_named = _has_role("item", others) or any(rank(n, EVENT_FIELDS["title"]) == 0 for n in others)
+    if not inside or is_named:
+        return None
+    cells = [PAIR.findall(cell) for cell in ([] if is_wide else texts[inside[0]].to_pylist())]
+    fields = dict.fromkeys(name for cell in cells for name, _ in cell)
+    order = [] if _has_role("session", others) else ["order"]
+
+    def rows() -> Iterator[list[Any]]:
+        every = (row for batch in file.batches() for row in batch.to_pylist())
+        for number, row in enumerate(every, 1):
+            texts = {name: str("" if row[name] is None else row[name]) for name in inside}
+            before = [*([number] if order else []), *map(row.get, others)]
+            if is_wide:
+                bought = [(n, text) for n, text in texts.items() if not re.match(NO_PIECES, text)]
+                yield from ([*before, n, text if text[0].isdigit() else 1] for n, text in bought)
+            else:
+                records = (dict(PAIR.findall(part)) for part in texts[inside[0]].split("|"))
+                yield from ([*before, *map(record.get, fields)] for record in records)
+
+    said = {"first": inside[0], "last": inside[-1], "shown": texts[inside[0]][0].as_py()[:60]}
+    key, names = ("columns_of_items", ["item", "quantity"]) if is_wide else ("fields", [*fields])
+    return Layout(key, [*order, *others, *names], rows(), said)
+
+
+def _counts_pieces(name: str, values: pa.ChunkedArray) -> bool:
+    """Whether the values of a column say how much of the item of its name is in a basket."""
+    is_other = known_names([name]) and rank(name, EVENT_WORDS["item"]) is None
+    none = share_of(values, NO_PIECES)
+    return not is_other and SHARE_OF_NONE <= none < 1 and share_of(values, PIECES) == 1
 
 
 def _before_items(rows: list[list[str]]) -> list[str]:

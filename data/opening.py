@@ -11,6 +11,7 @@ import io
 import json
 import re
 import shlex
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -328,6 +329,8 @@ def _table_file(path: Path, explode: bool) -> TableFile:
             return _json_file(path, encoding, compression, explode)
         if text.lstrip().startswith("["):
             raise _json_list(path, compression)
+        if text.lstrip().startswith("<"):
+            raise _markup(path, text)
         above = lines_above(text)
         text = text.split("\n", len(above))[-1].lstrip("\r\n")
         delimiter, columns = header(text)
@@ -376,6 +379,19 @@ def _json_list(path: Path, compression: str | None, name: str | None = None) -> 
     description = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
     command = f"{text} | python3 -c {shlex.quote(program)} > {copy}"
     return DataError(sentence("one_json", path=path, what=description, command=command))
+
+
+def _markup(path: Path, text: str) -> DataError:
+    if re.match(r"\s*<(!doctype html|html|table)", text, re.IGNORECASE):
+        return DataError(sentence("html", path=path))
+    copy = str(path.with_suffix(".csv"))
+    program = (
+        f"import pandas; pandas.read_xml({str(path)!r}, xpath='./*', parser='etree', dtype=str)"
+        f".to_csv({copy!r}, index=False)"
+    )
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}"
+    command = f"{command} && recsys run {shlex.quote(copy)}"
+    return DataError(sentence("xml", path=path, command=command))
 
 
 def find_tables(path: Path) -> list[Path]:
