@@ -95,7 +95,7 @@ def unread_clocks(sample: Sample, roles: Roles) -> list[str]:
     if "timestamp" not in roles:
         return []
     date, zones = roles["timestamp"].column, list[str]()
-    if "clock" in roles or find_zones(sample.table[date])[0]:
+    if all_of("clock", roles) or find_zones(sample.table[date])[0]:
         zones = [n for n in free_columns(sample, roles) if normalised(n) in words("zones")]
     clocks = clocks_beside_dates(sample, roles)
     notes = [_note("unread_clock", sample, n, sample.texts(n), date=date) for n in clocks]

@@ -28,6 +28,7 @@ from recsys.data.column_words import (
     EVENT_WORDS,
     ITEM_WORDS,
     Groups,
+    all_of,
     is_of_a_user,
     is_of_later,
     order,
@@ -111,7 +112,7 @@ def recognise_events(
     Raises:
         DataError: a needed column that cannot be told, with the setting that names it.
     """
-    _check_names(sample, [name for name in chosen.values() if name])
+    check_names(sample, [name for name in chosen.values() if name])
     roles = _given(sample, chosen, EVENT_WORDS)
     if items is None:  # else the names are of its columns
         roles |= _given(sample, chosen, EVENT_FIELDS)
@@ -252,7 +253,7 @@ def recognise_items(
     Raises:
         DataError: the id column cannot be told, or a named column does not exist.
     """
-    _check_names(sample, sample.table.column_names)
+    check_names(sample, sample.table.column_names)
     roles = _given(sample, chosen, ITEM_WORDS)
     refuse_without_header(sample, bool(roles), of_items=True)
     names = ITEM_WORDS
@@ -426,7 +427,8 @@ def _is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
     return bool(several and same >= SHARE_OF_ONE * both.num_rows)
 
 
-def _check_names(sample: Sample, named: Iterable[str]) -> None:
+def check_names(sample: Sample, named: Iterable[str]) -> None:
+    """Refuse names that several columns have."""
     for name in named:
         if sample.counts[name] > 1:
             raise _repeated(sample.path, name, sample.counts[name])
@@ -558,12 +560,24 @@ def _take_clock(sample: Sample, chosen: Mapping[str, str | None], roles: Roles) 
     named = [n for n in ranked if rank(n, EVENT_WORDS["clock"]) is not None]
     if len(ranked) == 1 or len(named) == 1:
         roles["clock"] = Found((named or ranked)[0], "by content: the time of day of each date")
+    elif hours := _numbered_below_100(sample, list(clocks), "hours"):
+        roles["clock hour"] = Found(hours[0], "by name and content: the hour of each date")
+        if minutes := _numbered_below_100(sample, free, "minutes"):
+            roles["clock minute"] = Found(
+                minutes[0], "by name and content: the minute of each date"
+            )
+
+
+def _numbered_below_100(sample: Sample, names: Iterable[str], unit: str) -> list[str]:
+    """The columns with the name of a unit of time that hold its numbers."""
+    named = [name for name in names if normalised(name) in words(unit)]
+    return [name for name in named if share_of(sample.texts(name), r"^\d{1,2}$") == 1]
 
 
 def clocks_beside_dates(sample: Sample, roles: Roles) -> dict[str, bool]:
     """The free columns that seem to have the time of day of dates, and whether it can be read."""
     dates = without_midnight(sample.texts(roles["timestamp"].column))
-    if "clock" in roles or pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
+    if all_of("clock", roles) or pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
         return {}
     clocks = {}
     for name in free_columns(sample, roles):

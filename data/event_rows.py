@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -47,6 +47,7 @@ from recsys.errors import DataError
 from recsys.event_names import level
 
 MAX_TYPES = 255
+CLOCKS = ("clock", "clock hour", "clock minute")  # roles of what stands beside a date
 NO_TYPE = "(empty)"
 
 
@@ -159,7 +160,6 @@ class EventReader:
                 file.path, self.config.clean, rules, self.report, self.first.service
             )
             for batch in filled_down(file.batches(used, damage), self.of_orders, self.report):
-                check_names(batch, used, file.path)
                 table = self._without_open_quotes(batch, file, damage)
                 table = self._split(table)
                 self.report.rows += table.num_rows
@@ -236,8 +236,9 @@ class EventReader:
             made["named"] = reduce(pc.or_, masks)
         if "timestamp" in self.roles:
             times = column["timestamp"]
-            if "clock" in column:
-                times = with_clocks(times, as_strings(column["clock"], "clock", path))
+            clocks = [as_strings(column[role], role, path) for role in CLOCKS if role in column]
+            if clocks:
+                times = with_clocks(times, *clocks, whole="clock" in column)
             moments = read_moments(times, rules, self.counts)
             for rule in CHANGES:
                 self.report.add(rule, self.counts.pop(rule, 0))
@@ -255,9 +256,7 @@ class EventReader:
         if "behaviour" in self.roles:
             types = with_meanings(as_strings(column["behaviour"], "behaviour", path))
         # Only lines of orders with a time of day are surely of one order.
-        is_order = (
-            types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
-        )
+        is_order = types is None and "timestamp" in made and _has_clock(times)
         returned, cancelled, lines = self._marks(column, path, made if is_order else None)
         pieces = None
         if "quantity" in self.roles:
@@ -464,10 +463,3 @@ def _has_clock(times: pa.ChunkedArray) -> bool:
     if not pa.types.is_string(times.type):
         return not pa.types.is_date(times.type)
     return bool(pc.any(pc.match_substring_regex(times, r":|^\d{9,}")).as_py())
-
-
-def check_names(table: pa.Table, used: Collection[str], path: Path) -> None:
-    """Refuse a table in which a column that is used shares its name with another."""
-    for name in used:
-        if len(table.schema.get_all_field_indices(name)) > 1:
-            raise DataError(f"{path}: two columns are named {name!r}; rename one of them")

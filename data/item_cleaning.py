@@ -162,7 +162,8 @@ class ItemCleaner:
                 where = f"{self._path}: column {name!r}"
                 raise DataError(sentence("two_orders_of_days", where=where, order=order))
             first = self._times.day_first if order.day_first is None else order.day_first
-            times = replace(self._times, day_first=first is not False, year_first=order.year_first)
+            times = replace(self._times, day_first=first is not False, year_first=order.year_first,
+                            day_second=order.day_second)  # fmt: skip
             moments = read_moments(column, times, ends=role == "available_until")
             dates[role] = moments.second
             self._report.add_rows("last_days", moments.is_date, as_text(column))

@@ -30,11 +30,12 @@ ANSWER = r"(?i)^(true|false)$"
 LONG = 10**18  # longer numbers are ids
 DIGITS = 15  # significant digits that every floating number keeps
 CURRENCY = (
-    r"(?i)(€|\$|£|¥|₹|₺|₽|₩|zł|kč|kr\b|\b(EUR|USD|GBP|CHF|JPY|CAD|AUD|NZD|PLN|CZK|HUF|RON|SEK|NOK"
-    r"|DKK|TRY|BRL|MXN|INR|CNY|KWD|BHD|OMR|JOD|TND|IQD|LYD)\b)"
+    r"(?i)(€|(\bR)?\$|£|¥|₹|₺|₽|₩|zł|kč|kr\b|\bRs\.?|\bS?Fr\.|EUR|USD|GBP|CHF|JPY|CAD|AUD|NZD|PLN|CZK"
+    r"|HUF|RON|SEK|NOK|DKK|TRY|BRL|MXN|INR|CNY|KWD|BHD|OMR|JOD|TND|IQD|LYD)"
 )
-THREE_DECIMALS = r"(?i)\b(KWD|BHD|OMR|JOD|TND|IQD|LYD)\b"
-BLANKS = r"[\s\x{00A0}\x{2009}\x{202F}'\x{2019}]|[.,](-|\x{2013}|\x{2014})+$"
+THREE_DECIMALS = r"(?i)KWD|BHD|OMR|JOD|TND|IQD|LYD"
+DASHES = r"[.,/](-|\x{2013}|\x{2014})+$"  # in the place of decimals
+BLANKS = rf"[\s\x{{00A0}}\x{{2009}}\x{{202F}}'\x{{2019}}]|{DASHES}"
 POINT = r"^[+-]?(\d[\d,]*)?\.\d+$"  # a decimal point: 1,299.50
 COMMA = r"^[+-]?\d[\d.]*,\d+$"  # a decimal comma: 1.299,50
 POINTS = r"^[+-]?[1-9]\d{0,2}(\.\d{3})+$"  # 1.299.000
@@ -201,7 +202,7 @@ def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool, marks: str) -
     money = pc.match_substring_regex(words, CURRENCY)
     bare = _bare(words)
     either = pc.match_substring_regex(bare, EITHER)
-    marked = pc.or_(money, pc.match_substring_regex(words, r",\d"))
+    marked = pc.or_(money, pc.match_substring_regex(words, rf",\d|{DASHES}"))
     if not pc.any(pc.or_(marked, either) if named else marked).as_py():
         return None
     number = pc.match_substring_regex(bare, "|".join(pattern for _, pattern in FORMS))

@@ -42,6 +42,8 @@ NO_TEXTS = pa.chunked_array([], pa.string())
 NUMBER = r"^\d{1,19}(\.\d*)?([eE]\+?\d{1,2})?$"
 COMPACT = r"^(19|20)\d{2}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{4}|\d{6})?$"
 YEAR_FIRST = r"^\d{4}-\d{1,2}-\d{1,2}(\s|$)"
+ABOVE_12 = r"(1[3-9]|2\d|3[01])(\D|$)"
+DAY_SECOND, DAY_THIRD = (r"^\s*\d{4}[-/.]" + part + ABOVE_12 for part in ("", r"\d{1,2}[-/.]"))
 YEAR_LAST = r"^\d{1,2}-\d{1,2}-(\d{4}|\d{2})(\s|$)"
 # Hours east of UTC of names of zones that exports write.
 ZONES = {
@@ -105,6 +107,7 @@ class TimeRules:
         day_first: whether 03/04/2024 is the third of April; None if the data have not shown it.
         now: unix seconds of the present.
         year_first: whether 26-01-05 is the fifth of January 2026, as the data have shown.
+        day_second: whether 2026-05-01 is the fifth of January, as 2026-31-01 has shown.
     """
 
     unit: TimeUnit
@@ -112,6 +115,7 @@ class TimeRules:
     day_first: bool | None
     now: float
     year_first: bool = False
+    day_second: bool = False
 
     @property
     def latest(self) -> int:
@@ -124,13 +128,18 @@ def without_midnight(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.replace_substring_regex(as_text(column), MIDNIGHT, "")
 
 
-def with_clocks(dates: pa.ChunkedArray, clocks: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dates and the times of day of another column, as texts.
+def with_clocks(
+    dates: pa.ChunkedArray, clocks: pa.ChunkedArray, *minutes: pa.ChunkedArray, whole: bool = True
+) -> pa.ChunkedArray:
+    """Dates and the times of day of other columns, as texts; if not `whole`, hours and minutes.
 
     >>> clocks = pa.chunked_array([["14:30", "900", "5", "143005", None]])
     >>> with_clocks(pa.chunked_array([["2026-01-05"] * 5]), clocks).to_pylist()[1:]
     ['2026-01-05 09:00', '2026-01-05 00:05', '2026-01-05 14:30:05', '2026-01-05 ']
     """
+    if not whole:
+        parts = [pc.utf8_lpad(part, 2, "0") for part in (clocks, *minutes)]
+        clocks = pc.binary_join_element_wise(*parts, *(["00"] * (not minutes)), ":")
     number = pc.match_substring_regex(clocks, r"^\d{1,6}$")
     size = pc.if_else(pc.less_equal(pc.utf8_length(clocks), 4), 4, 6)
     zeros = pc.binary_repeat("0", pc.subtract(size, pc.if_else(number, pc.utf8_length(clocks), 4)))
@@ -230,12 +239,14 @@ class DayOrder(NamedTuple):
         day: a value that begins with the day, such as 13/04/2024; None without any.
         month: a value that begins with the month, such as 04/13/2024; None without any.
         year_first: whether the dates are like 26-01-05 and begin with the year.
+        day_second: whether they are like 2026-31-01, with the day before the month.
     """
 
     seen: bool
     day: str | None
     month: str | None
     year_first: bool = False
+    day_second: bool = False
 
     @property
     def day_first(self) -> bool | None:
@@ -256,13 +267,15 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
         r"(?P<one>\d{1,2})(?P<mark>[-/.])(?P<two>\d{1,2})[-/.](?P<end>\d{2,4})"
     )
     for column in columns:
-        texts = pc.fill_null(column, "") if pa.types.is_string(column.type) else NO_TEXTS
-        parts = pc.extract_regex(texts, form)
+        every = pc.fill_null(column, "") if pa.types.is_string(column.type) else NO_TEXTS
+        parts = pc.extract_regex(every, form)
         fitting = pc.is_valid(parts)
-        texts, parts = texts.filter(fitting), parts.filter(fitting)
+        texts, parts = every.filter(fitting), parts.filter(fitting)
         if not len(parts):
             if not seen:
-                break
+                second, third = (pc.any(pc.match_substring_regex(every, one)).as_py()
+                                 for one in (DAY_SECOND, DAY_THIRD))  # fmt: skip
+                return DayOrder(False, None, None, day_second=bool(second and not third))
             continue
         first, mark, two, end = (
             pc.struct_field(parts, name) for name in ("one", "mark", "two", "end")
@@ -324,6 +337,9 @@ def orders_of_days(
             orders[file.path] = order
     if any(order.year_first for order in orders.values()):
         report.note(sentence("years_first", name=name))
+    day_second = rules.day_second or any(order.day_second for order in orders.values())
+    if day_second:
+        report.note(sentence("days_second", name=name))
     shown = {order.day_first: path for path, order in orders.items()}
     shown.pop(None, None)
     if len(shown) > 1:
@@ -342,6 +358,7 @@ def orders_of_days(
             rules,
             day_first=usual if own.get(file.path) is None else own[file.path],
             year_first=file.path in orders and orders[file.path].year_first,
+            day_second=day_second,
         )
         for file in files
     }
@@ -366,7 +383,9 @@ def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, fl
         return 0.0, 0.0
     if rules.day_first is None:
         order = show_day_first([filled])
-        rules = replace(rules, day_first=order.day_first is not False, year_first=order.year_first)
+        day_second = rules.day_second or order.day_second
+        rules = replace(rules, day_first=order.day_first is not False, year_first=order.year_first,
+                        day_second=day_second)  # fmt: skip
     seconds = read_times(filled, rules)
     possible = pc.greater_equal(seconds, EARLIEST)
     return 1 - seconds.null_count / len(filled), (pc.sum(possible).as_py() or 0) / len(filled)
@@ -461,7 +480,8 @@ def _of_texts(
     moments = pa.chunked_array([pa.nulls(len(texts), pa.timestamp("s"))])
     is_date = constant(False, len(texts))
     order = {True: "%d-%m-", False: "%m-%d-", None: None}[rules.day_first]
-    forms = [(YEAR_FIRST, ["%Y-%m-%d"]), (COMPACT, ["%Y%m%d", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])]
+    iso = "%Y-%d-%m" if rules.day_second else "%Y-%m-%d"
+    forms = [(YEAR_FIRST, [iso]), (COMPACT, ["%Y%m%d", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])]
     if order:
         forms += [(YEAR_LAST.replace(r"|\d{2}", ""), [order + "%Y"])]
     if order or rules.year_first:
