@@ -200,12 +200,8 @@ def check_gzip(path: Path) -> None:
 def damaged_gzip(path: Path, position: int, size: int, lines: int, error: Exception) -> DataError:
     """The error for a gzipped file that ends too early or is damaged."""
     damage = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
-    return DataError(
-        f"{path}: the gzip file {damage} at byte {position:,} of {path.stat().st_size:,}; before "
-        f"that {size:,} bytes ({lines:,} lines) could be read. Get it again (`recsys data "
-        "download` resumes), or use the complete lines: "
-        f"gzip -dc {path.name} | head -n {lines} > part"
-    )
+    said = {"position": position, "every": path.stat().st_size, "size": size, "lines": lines}
+    return DataError(sentence("damaged_gzip", path=path, damage=damage, **said))
 
 
 def number(key: str, path: Path) -> int:

@@ -232,23 +232,12 @@ def _old_pieces(before: Dataset) -> NDArray[np.float32]:
     if before.pieces is None:
         return pieces
     events = before.interactions
-    names = (("user_id", events.user_ids), ("item_id", events.item_ids))
-    user, item = (
-        pc.index_in(before.pieces[name], pa.array(ids)).fill_null(-1).to_numpy().astype(np.int64)
-        for name, ids in names
-    )
-    size = len(events.item_ids)
-    pairs, left = user * size + item, before.pieces["pieces"].to_numpy()
-    known = (user >= 0) & (item >= 0)
-    order = np.argsort(pairs[known], kind="stable")
-    pairs, left = pairs[known][order], left[known][order]
-    mine = events.user.astype(np.int64) * size + events.item
-    position = np.searchsorted(pairs, mine).clip(max=max(len(pairs) - 1, 0))
-    counted = pairs[position] == mine if len(pairs) else np.zeros(len(mine), bool)
-    pieces[counted] = 0
-    first = np.unique(mine[counted], return_index=True)[1]
-    rows = np.flatnonzero(counted)[first]
-    pieces[rows] = left[position[rows]]
+    ids = events.user_ids[events.user], events.item_ids[events.item]
+    rows = pa.table([*ids, np.arange(len(pieces))], [*PAIR, "row"])
+    rows = rows.join(before.pieces, list(PAIR), join_type="inner")
+    first = rows.group_by(list(PAIR)).aggregate([("row", "min"), ("pieces", "min")])
+    pieces[rows["row"]] = 0
+    pieces[first["row_min"]] = first["pieces_min"]
     return pieces
 
 

@@ -241,13 +241,10 @@ class Report:
         >>> report.rows_in_words().replace(RULES["partial_returns_dropped"].found, "...")
         '9 rows were read; 2 left out: ...; 1 ratings are not numbers'
         """
-        read = self.rows - self.split
-        parts = [f"{read:,} rows were read"]
-        if self.split:
-            parts.append(f"{self.split:,} were added, one for each further item of a cell")
-        for name, rule in RULES.items():
-            if removed := self.removed.get(name):
-                parts.append(f"{removed.events:,} left out: {rule.found}")
+        parts = []
+        for row in self.accounts()[:-1]:
+            left_out = "left out: " if row["events"] < 0 else ""
+            parts.append(f"{abs(row['events']):,} {left_out}{row['what']}")
         for name in ("quantities_unreadable", "ratings_unreadable"):
             if count := self.counts.get(name):
                 parts.append(f"{count:,} {RULES[name].found}")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.files import number, read_json
+from recsys.data.report import sentence
 from recsys.errors import DataError
 
 _CODE = re.compile(r"<[A-Za-z]+_([0-9]{1,9})>")
@@ -29,12 +30,11 @@ def read_index(path: Path) -> dict[int, tuple[int, ...]]:
         matches = [_CODE.fullmatch(code) if isinstance(code, str) else None for code in row]
         if None in matches:
             odd = row[matches.index(None)]
-            raise DataError(f"{path}: item {key!r}: {odd!r} is not a code like '<a_12>'")
+            raise DataError(sentence("no_code", path=path, key=key, shown=odd))
         levels = levels or len(row)
         if len(row) != levels:
-            raise DataError(
-                f"{path}: item {key!r} has {len(row)} codes, earlier ones have {levels}"
-            )
+            said = {"count": len(row), "levels": levels}
+            raise DataError(sentence("other_levels", path=path, key=key, **said))
         codes[item] = tuple(int(match[1]) for match in matches if match)
     if not codes:
         raise DataError(f"{path}: no items in it")
@@ -51,13 +51,9 @@ def aligned(
     """
     known = set(numbers.tolist())
     if missing := sorted(known - codes.keys()):
-        raise DataError(
-            f"{path}: no codes for item {str(missing[0])!r}, which the data set has "
-            f"({len(missing)} such items)"
-        )
+        said = {"item": str(missing[0]), "count": len(missing)}
+        raise DataError(sentence("without_codes", path=path, **said))
     if strange := sorted(codes.keys() - known):
-        raise DataError(
-            f"{path}: item {str(strange[0])!r} is out of range: the data set lacks it "
-            f"({len(strange)} such items)"
-        )
+        said = {"item": str(strange[0]), "count": len(strange)}
+        raise DataError(sentence("out_of_range", path=path, **said))
     return np.asarray([codes[item] for item in numbers.tolist()], np.int32)

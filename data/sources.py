@@ -11,25 +11,22 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from recsys.artifacts import Workspace
 from recsys.data.column_words import words
+from recsys.data.report import sentence
 from recsys.errors import ConfigError, DataError
 from recsys.progress import say
 from recsys.raw_files import find_raw
-
-if TYPE_CHECKING:  # reading files needs neither
-    import pyarrow as pa
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 PACKED = (".gz",)
 # Words in the name of a file that say what it holds.
 EVENT_WORDS, ITEM_WORDS = words("files_of_events"), words("files_of_items")
-EXPORTERS = """export a database's rows first, for example
-    psql URL --csv -c "SELECT customer_id, sku, ts FROM events" > events.csv
-    sqlite3 -csv -header FILE "SELECT ..." > events.csv
-and copy an object with its store's own tool: aws s3 cp, gcloud storage cp or rclone copy"""
 
 
 @dataclass(frozen=True)
@@ -89,11 +86,8 @@ def _take_apart(folder: Path, named: Path | None) -> Tables:
     if len(files) == 2 and not events:
         events = [file for file in files if file not in items]
     if len(items) != 1 or len(events) != 1:
-        raise ConfigError(
-            f"EVENTS: {folder} has {', '.join(file.name for file in files)}; name the file of "
-            f"events and the file of items: recsys run {folder / 'EVENTS'} --items "
-            f"{folder / 'ITEMS'} (many files of events need a folder of their own)"
-        )
+        names = ", ".join(file.name for file in files)
+        raise ConfigError(sentence("which_files", folder=folder, names=names))
     ignored = [file.name for file in files if file not in (*events, *items)]
     say(
         f"events: {events[0].name}, items: {items[0].name}"
@@ -120,14 +114,11 @@ def _words(file: Path) -> set[str]:
 
 def _find(option: str, path: str) -> Path:
     if "://" in path:
-        raise ConfigError(f"{option}: a URL is not read; {EXPORTERS}")
+        raise ConfigError(sentence("no_url", option=option))
     own = Path(path).expanduser()
     existing = own if own.exists() else find_raw(own)
     if existing is None:
-        raise ConfigError(
-            f"{option}: {path!r} is no file or folder in {Path.cwd()}; give a csv, tsv, parquet, "
-            "jsonl or xlsx file, or a folder of them"
-        )
+        raise ConfigError(sentence("no_path", option=option, path=path, here=Path.cwd()))
     return existing.absolute()
 
 
@@ -162,33 +153,21 @@ def export_tables(events: Any, items: Any | None, name: str, *, force: bool = Fa
 
 def _compare(name: str, part: str, made: pa.Table) -> None:
     """Refuse events of other columns than those that a run had before; tell of other changes."""
-    import pyarrow.parquet as pq
-
     path = _raw(name) / f"{part}.parquet"
     if not path.is_file():
         return
     before = pq.read_schema(path).names
     if part == "events" and set(before) != set(made.column_names):
-        raise ConfigError(
-            f"name {name!r} has events with the columns {', '.join(before)}, and these have "
-            f"{', '.join(made.column_names)}; choose another name, or replace them with force=True"
-        )
+        columns = [", ".join(names) for names in (before, made.column_names)]
+        raise ConfigError(sentence("name_of_others", name=name, columns=columns))
     if before != made.column_names or not pq.read_table(path).equals(made):
         rows = pq.read_metadata(path).num_rows
-        say(
-            f"{part}: {made.num_rows:,} rows replace the {rows:,} that were given as {name!r} "
-            "before, and its data and models are made again"
-        )
+        say(sentence("rows_replaced", part=part, new=made.num_rows, old=rows, name=name))
 
 
 def _as_arrow(part: str, table: Any) -> pa.Table:
-    import pyarrow as pa
-
     if not hasattr(table, "__arrow_c_stream__"):
-        raise ConfigError(
-            f"{part}: expected a path or a table with __arrow_c_stream__, as pandas, polars and "
-            f"pyarrow have, found {type(table).__name__}"
-        )
+        raise ConfigError(sentence("no_table", part=part, kind=type(table).__name__))
     try:
         made = pa.table(table)
     except (pa.ArrowException, ValueError) as error:
@@ -205,8 +184,6 @@ def _raw(name: str) -> Path:
 
 def _write(name: str, part: str, table: pa.Table) -> Path:
     """Write `part`.parquet of run `name`, completely or not at all."""
-    import pyarrow.parquet as pq
-
     if not table.num_rows:
         raise DataError(f"{part}: no rows")
     path = (_raw(name) / f"{part}.parquet").absolute()

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset, Events
 from recsys.splits import LABELS, TRAIN
 
+QUANTILES = {"min": 0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1}
+
 
 class Tally:
     """Counts over the events of a data set, which may be added in parts.
@@ -46,6 +48,7 @@ class Tally:
         """The statistics as JSON values; see `describe`."""
         lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
         total = int(self._of_item.sum())
+        quantiles = np.quantile(lengths if total else [0], [*QUANTILES.values()])
         untrained = self._of_item[TRAIN] == 0
         splits = {}
         for name, label in LABELS.items():
@@ -65,17 +68,7 @@ class Tally:
             "density": total / (users * items.num_rows) if users and items.num_rows else 0.0,
             "length": {
                 "mean": float(lengths.mean()) if len(lengths) else 0.0,
-                **{
-                    name: float(np.quantile(lengths, q)) if len(lengths) else 0.0
-                    for name, q in (
-                        ("min", 0),
-                        ("p25", 0.25),
-                        ("median", 0.5),
-                        ("p75", 0.75),
-                        ("p95", 0.95),
-                    )
-                },
-                "max": float(lengths.max(initial=0)),
+                **dict(zip(QUANTILES, quantiles.tolist(), strict=True)),
             },
             "repeats": self._repeats,
             "has_time": has_time,

@@ -83,7 +83,12 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
     best = max(
         alike or orders or repeated or others, key=lambda name: distinct[name], default="NAME"
     )
-    return f"no column is recognised as {description}", best
+    named = [name for name, values in free.items() if not len(values)]
+    named = [
+        name for name in named if rank(name, EVENT_WORDS.get(role, ITEM_WORDS["id"])) is not None
+    ]
+    empty = f": {named[0]!r} is empty in every row" if named else ""
+    return f"no column is recognised as {description}{empty}", best
 
 
 def _without_time(sample: Sample, roles: Roles) -> tuple[str, str]:

@@ -26,9 +26,15 @@ from recsys.data.column_notes import (
     unread_clocks,
     unread_exclusions,
 )
-from recsys.data.columns import check_new_columns, mapped, recognise_events, recognise_items
+from recsys.data.columns import (
+    check_names,
+    check_new_columns,
+    mapped,
+    recognise_events,
+    recognise_items,
+)
 from recsys.data.damage import Damage
-from recsys.data.event_rows import EventReader, check_names
+from recsys.data.event_rows import EventReader
 from recsys.data.first_rows import look_at
 from recsys.data.grouped_rows import columns_of_orders, filled_down
 from recsys.data.guests import other_ids
@@ -76,11 +82,14 @@ def read(config: ReaderConfig) -> EventStream:
         refuse_other_layouts(items)
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
     chosen, known = asdict(config.columns), config.mapping
-    times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
+    day_second = bool(known and known.get("day_second"))
+    times = TimeRules(
+        config.time_unit, config.time_zone, config.day_first, config.now, day_second=day_second
+    )
     ours = [path for role, path in paths.items() if role != "items"]
     for explode in (True, False):
         events = [open_table(path, explode=explode) for path in ours]
-        refuse_other_layouts(events[0])
+        refuse_other_layouts(events[0], named=bool(known or chosen["item"]))
         if config.column_names:
             events = [file.with_names(config.column_names) for file in events]
         events = _agreed(events)
@@ -113,9 +122,10 @@ def read(config: ReaderConfig) -> EventStream:
                 report,
                 sentence("lines_above", name=file.path.name, lines=examples(pa.array(file.above))),
             )
-    check_names(sample.table, {match.column for match in roles.values()}, sample.path)
+    check_names(sample, {match.column for match in roles.values()})
     unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
+    report.mapping["day_second"] = next(iter(of_file.values())).day_second
     _report_columns(report, sample, roles)
     for note in [
         *unread_exclusions(sample, roles, chosen),
@@ -222,7 +232,11 @@ def _report_columns(report: Report, sample: Sample, roles: Roles) -> None:
             }
         )
     taken = {match.column for match in roles.values()}
-    unused = [name for name in sample.table.column_names if name not in taken]
+    unused = [
+        name if len(sample.texts(name)) else f"{name} (empty in the first rows)"
+        for name in sample.table.column_names
+        if name not in taken
+    ]
     if unused and "user" in roles:
         report.note(f"Columns of {sample.path.name} that are not used: {', '.join(unused)}.")
 

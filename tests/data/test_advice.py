@@ -199,6 +199,19 @@ def test_the_advice_for_attendees_names_the_event_and_works(shop, event, person)
 # One order on each line
 
 
+def read_as_advised(shop, text, why, file="wide.csv"):
+    """What the command reads with which a file is refused."""
+    with pytest.raises(DataError, match=why) as refused:
+        shop(text, file=file)
+    command, _, run = str(refused.value).partition(": ")[2].partition(" && ")
+    command = command[re.search(r"\S*python\S* -", command).start() :]
+    subprocess.run(command, shell=True, check=True)
+    recsys, run, copy, *options = shlex.split(run)
+    assert (recsys, run) == ("recsys", "run")
+    columns = dict(option.split("=") for option in options[1::2])
+    return shop(Path(copy).read_text("utf-8"), columns=columns)
+
+
 WIDE = {  # the values of an item, and the most items of an order
     "Order ID,Customer,Date,Item 1,Item 2,Item 3": (1, 3),
     "Order ID,Customer,Date,Product1,Product2": (1, 2),
@@ -217,17 +230,65 @@ def test_orders_with_an_item_in_each_of_several_columns_have_a_command(shop, raw
         order = [1000 + n, f"c{n % 20}", f"2026-01-{day(n):02d} 10:00", *chain.from_iterable(cells)]
         rows.append([*order, *([["paid", "cancelled"][n % 9 == 0]] if status else [])])
         items += min(most, n % 4 + 1)
-    with pytest.raises(DataError, match="hold the items of an order") as refused:
-        shop(table(head + ",Status" * status, rows), file="wide.csv")
-    command, _, run = str(refused.value).partition("for each item: ")[2].partition(" && ")
-    subprocess.run(command, shell=True, check=True)
-    file = Path(shlex.split(run)[2])
-    assert shlex.split(run) == ["recsys", "run", str(file)]
-    found = shop(file.read_text("utf-8"))
+    text = table(head + ",Status" * status, rows)
+    found = read_as_advised(shop, text, "hold the items of an order")
     assert found.info["cleaning"]["accounts"][0]["events"] == items
     assert found.roles["session"] == "Order ID"
     assert ("quantity" in found.roles) == ("Qty" in head)
     assert ("rows_of_cancelled_orders_dropped" in found.counts) == status
+
+
+@pytest.mark.parametrize("head", ["", "Transaction,", "customer,date,"])
+@pytest.mark.parametrize("signs", [("0", "1"), ("False", "True"), ("", "2"), ("no", "yes")])
+def test_a_column_for_each_item_has_a_command(shop, head, signs):
+    names = ["milk", "tea", "bread", "jam", "book", "rice"]
+    bought = [[(n * 7 + k * 3) % 5 < 2 for k in range(6)] for n in ROWS]
+    before = {"": [], "Transaction,": [1], "customer,date,": ["c", f"2026-01-{day(3)} 10:00"]}[head]
+    rows = [[f"{before[0]}{n % 90}", *before[1:]] if before else [] for n in ROWS]
+    rows = [[*row, *(signs[b] for b in some)] for row, some in zip(rows, bought, strict=True)]
+    found = read_as_advised(
+        shop, table(head + ",".join(names), rows), "are items, and say how many"
+    )
+    assert {*found.data.item_ids.tolist()} == {*names}
+    assert found.info["cleaning"]["accounts"][0]["events"] == sum(map(sum, bought))
+    assert found.roles["user"] == (head.partition(",")[0] or "order")
+
+
+@pytest.mark.parametrize("label", ["T{0}: ", "user {1}: "])
+@pytest.mark.parametrize("most", [2, 4])
+def test_baskets_behind_a_label_are_without_it(shop, label, most):
+    size = lambda n: most if most == 2 else 1 + n % most  # noqa: E731
+    baskets = [[f"tea {(n * 7 + k) % 11}" for k in range(size(n))] for n in ROWS]
+    text = "".join(f"{label.format(n, n % 20)}{', '.join(baskets[n])}\n" for n in ROWS)
+    found = read_as_advised(shop, text, "so each is a basket", "baskets.txt")
+    assert {*found.data.item_ids.tolist()} == {f"tea {n}" for n in range(11)}
+    assert found.info["cleaning"]["accounts"][0]["events"] == sum(map(size, ROWS))
+    assert found.roles["user"] == ("user" if "user" in label else "order")
+
+
+@pytest.mark.parametrize("mark", ["|", " | "])
+@pytest.mark.parametrize("more", ["", ", Product Variation Details: , Product Unit Price: 2.50"])
+def test_items_as_texts_in_a_cell_have_a_command(shop, mark, more):
+    line = "Product ID: {0}, Product Qty: 2, Product SKU: A{0}, Product Name: Tea {0}, loose" + more
+    cells = [f'"{line.format(n * 3 % 11)}{mark}{line.format(n * 7 % 11)}"' for n in ROWS]
+    rows = [(n, n % 20, f"2026-01-{day(n):02d}", cells[n]) for n in ROWS]
+    text = table("Order ID,Customer ID,Order Date,Product Details", rows)
+    found = read_as_advised(shop, text, "has the items of an order as texts")
+    assert found.data.item_ids.size == 11
+    assert found.values("title")[0] == "Tea 0, loose"
+    assert found.roles["quantity"] == "Product Qty"
+    assert found.info["cleaning"]["accounts"][0]["events"] == 360
+
+
+def test_xml_has_a_command_and_pages_are_refused(shop):
+    row = "<row><user>u{}</user><item>0{}</item><time>{}</time></row>"
+    rows = (row.format(n % 20, n * 7 % 11, T + 5000 * n) for n in ROWS)
+    text = "<?xml version='1.0'?>\n<orders>" + "\n".join(rows) + "</orders>"
+    assert {"00", "010"} < {
+        *read_as_advised(shop, text, "this is XML", "o.xml").data.item_ids.tolist()
+    }
+    with pytest.raises(DataError, match="this is a page"):
+        shop("<!DOCTYPE html><table><tr><td>1</td></tr></table>")
 
 
 def test_two_numbered_columns_of_something_else_are_no_baskets(shop):
@@ -284,7 +345,7 @@ def test_times_of_calendars_databases_and_frameworks_keep_their_precision(shop, 
 
 CLOCKS = {
     "{h:02d}:{m:02d}": 60, "{h}{m:02d}": 60, "{h:02d}{m:02d}": 60, "{h:02d}{m:02d}17": 1,
-    "{h}h{m:02d}": 60, "{h:02d}:{m:02d}:17": 1,
+    "{h}h{m:02d}": 60, "{h:02d}:{m:02d}:17": 1, "{h},{m}": 60, "{h:02d}": 3600,
 }  # fmt: skip
 
 
@@ -296,15 +357,16 @@ def test_a_time_of_day_beside_a_date_is_joined(shop, form, date, head):
         (f"u{n % 20}", f"p{n * 7 % 11}", date.format(day(n)), form.format(h=n % 24, m=n % 60))
         for n in ROWS
     ]
-    found = shop(table(f"user,item,{head}", rows))
-    n = 17 if CLOCKS[form] == 1 else 0
-    wanted = {T + 86_400 * (day(k) - 1) + 3600 * (k % 24) + 60 * (k % 60) + n for k in ROWS}
+    parts = {",": ",hour,minute", "{h:02d}": ",Stunde"}.get(form[3:4] if "," in form else form, "")
+    found = shop(table(f"user,item,{head.partition(',')[0] + parts if parts else head}", rows))
+    n, unit = 17 if CLOCKS[form] == 1 else 0, 0 if CLOCKS[form] == 3600 else 60
+    wanted = {T + 86_400 * (day(k) - 1) + 3600 * (k % 24) + unit * (k % 60) + n for k in ROWS}
     assert {*found.data.events.timestamp.tolist()} == wanted
 
 
 @pytest.mark.parametrize(
     ("names", "values"),
-    [("hour,minute", lambda n: (n % 24, n % 60)), ("time,x", lambda n: (n / 181, 1)),
+    [("hour,minute", lambda n: (f"{n % 24} h", n % 60)), ("time,x", lambda n: (n / 181, 1)),
      ("start,end", lambda n: (f"{n % 24}:00", f"{n % 24}:30"))],
 )  # fmt: skip
 def test_a_time_of_day_that_is_not_read_is_named(shop, names, values):

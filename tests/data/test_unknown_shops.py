@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,42 @@ def shlex_parts(options: str) -> list[str]:
     return [shlex.quote(part) for part in shlex.split(options)]
 
 
-# Customers
+# Dates and customers
+
+
+@pytest.mark.parametrize("form", ["%Y-%d-%m", "%Y/%d/%m %H:%M", "%Y.%d.%m %H:%M:%S"])
+def test_dates_with_the_day_before_the_month_are_noticed(shop, raw, form):
+    day = lambda n: time.strftime(form, time.gmtime(T + 86_400 * n))  # noqa: E731
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", day(n)) for n in range(100)]
+    found = shop(table("user,item,date", rows))
+    assert found.data.events.timestamp.max() // 86_400 == T // 86_400 + 99
+    assert "the day before the month" in found.notes
+    night = of_the_night(found, raw, table("user,item,date", [("u1", "p1", "2026-03-04")]))
+    assert night["timestamp"].to_pylist() == [1_775_174_400], "3 April, as in the first run"
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [("1.5", "1.50", "1.500"), ("1e3", "1000", "1E3"), ("007", "7", "07"), ("-1.10", "-1.1", "0.1"),
+     ("12345678901234567890", "12345678901234567891", "1234567890123456.5")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "form", ['"item": {}', '"lines": [{{"sku": {}, "note": "a, \\"b\\": 1.50,"}}]']
+)
+def test_ids_of_json_are_texts_from_the_first_digit(shop, ids, form):
+    rows = (f'{{"user": {ids[n // 3 % 3]}, {form.format(ids[n % 3])}, "timestamp": {T + 5000 * n}}}'
+            for n in range(180))  # fmt: skip
+    found = shop("\n".join(rows) + "\n", file="events.jsonl")
+    assert {*found.data.item_ids.tolist()} == {*found.histories} == {*ids}
+
+
+def test_a_column_of_customers_without_values_is_named(shop):
+    with pytest.raises(DataError, match="as the user: 'customer' is empty in every row"):
+        shop(table("customer,sku,date", [("", f"p{n % 11}", T + 999 * n) for n in range(180)]))
+    rows = [("", n // 2, f"p{n * 7 % 11}", T + n // 2 * 999) for n in range(180)]
+    found = shop(table("customer,order,sku,date", rows))
+    assert found.roles["user"] == "order"
+    assert "not used: customer (empty in the first rows)" in found.notes
 
 
 @pytest.mark.parametrize(
