@@ -83,7 +83,7 @@ def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
         name = roles[role].column
         values = sample.texts(name)
         kind, digits = ("times", "{1,8}") if role == "timestamp" else ("ids", "+")
-        form = rf"^\d[.,]\d{digits}[Ee]\+\d+$"
+        form = rf"^\d([.,]\d{digits})?[Ee]\+\d+$"
         short = values.filter(pc.match_substring_regex(values, form))
         if len(short):
             notes.append(_note("shortened_ids", sample, name, short, what=kind))

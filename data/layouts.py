@@ -150,7 +150,7 @@ def _other_layout(file: TableFile, *, named: bool = False) -> Layout | None:
         for item in row[len(before) :]
         if item.strip()
     )
-    said = {"least": min(lengths), "most": max(lengths)}
+    said = {"sizes": " to ".join(map(str, sorted({min(lengths), max(lengths)})))}
     return Layout("baskets", ["order", *before, "item"], baskets, said)
 
 
