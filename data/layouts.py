@@ -26,7 +26,7 @@ from recsys.data.opening import TableFile, open_table
 from recsys.data.report import sentence
 from recsys.data.sample import Sample, share_of
 from recsys.data.spreadsheets import is_spreadsheet
-from recsys.data.texts import as_text
+from recsys.data.texts import as_text, examples
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 
@@ -65,8 +65,8 @@ NUMBERS = {
 SINGLE = 0.4  # share of numbers of pieces that are 1, if they are no part of ids
 LABEL = r"^([^,;|\t:]+):\s+"  # of a basket: T0: milk, tea
 # How much of an item is in a basket, where each item has a column; and none of it.
-PIECES, NO_PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x)?$", r"(?i)^(0(\.0+)?|false|no)?$"
-FEW_ITEMS, SHARE_OF_NONE = 3, 0.1
+PIECES, NO_PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x)$", r"(?i)^(0(\.0+)?|false|no)?$"
+FEW_ITEMS = 3  # columns with items that some basket has
 # Records such as Product ID: 1, Product Qty: 2 | Product ID: 3, Product Qty: 1
 LISTED = r"^\s*\pL[\pL ]*:[^,|]*,\s*\pL[\pL ]*:"
 PAIR = re.compile(r"\s*([^:,|]+?):\s*(.*?)\s*(?:,(?=[^:,|]+:)|$)")
@@ -128,8 +128,9 @@ def _other_layout(file: TableFile, *, named: bool = False) -> Layout | None:
     if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
         return _with_double_colons(file, [line.split("::") for line in lines])
     marks = [mark for mark in ("\t", ";", "|", ",") if any(mark in line for line in lines)]
-    mark = file.delimiter if file.delimiter in marks else (*marks, " ")[0]
     labelled = all(re.match(LABEL, line) for line in lines)
+    is_divided = len(file.columns) > 1 and not labelled
+    mark = file.delimiter if is_divided else (*marks, " ")[0]
 
     def divided(lines: Iterable[str]) -> Iterator[list[str]]:
         if labelled:
@@ -156,15 +157,13 @@ def _other_layout(file: TableFile, *, named: bool = False) -> Layout | None:
 
 def _without_items(file: TableFile) -> Layout | None:
     """A table without a column of items: each item has a column, or records are in one."""
-    sample = file.sample(LINES)
-    texts = {
-        name: pc.fill_null(as_text(sample[name]), "")
-        for name, count in Counter(file.names).items()
-        if count == 1 and not pa.types.is_nested(sample[name].type)
-    }
-    counts = [name for name, values in texts.items() if _counts_pieces(name, values)]
+    sample = Sample(file.path, file.sample(LINES))
+    texts = {name: sample.texts(name) for name, count in sample.counts.items() if count == 1}
+    bought = {name: _bought(name, values, sample) for name, values in texts.items()}
+    counts = [name for name, rows in bought.items() if rows is not None]
     lists = [n for n, values in texts.items() if share_of(values, LISTED) >= MOST_KNOWN][:1]
-    is_wide = len(counts) >= max(FEW_ITEMS, len(file.names) / 2)
+    is_wide = len(counts) >= len(file.names) / 2
+    is_wide = is_wide and sum(map(bool, bought.values())) >= FEW_ITEMS
     inside = counts if is_wide else lists
     others = [name for name in file.names if name not in inside]
     is_named = _has_role("item", others) or any(rank(n, EVENT_FIELDS["title"]) == 0 for n in others)
@@ -177,25 +176,27 @@ def _without_items(file: TableFile) -> Layout | None:
     def rows() -> Iterator[list[Any]]:
         every = (row for batch in file.batches() for row in batch.to_pylist())
         for number, row in enumerate(every, 1):
-            texts = {name: str("" if row[name] is None else row[name]) for name in inside}
+            cell = {name: str("" if row[name] is None else row[name]) for name in inside}
             before = [*([number] if order else []), *map(row.get, others)]
             if is_wide:
-                bought = [(n, text) for n, text in texts.items() if not re.match(NO_PIECES, text)]
-                yield from ([*before, n, text if text[0].isdigit() else 1] for n, text in bought)
+                some = [(n, text) for n, text in cell.items() if not re.match(NO_PIECES, text)]
+                yield from ([*before, n, text if text[0].isdigit() else 1] for n, text in some)
             else:
-                records = (dict(PAIR.findall(part)) for part in texts[inside[0]].split("|"))
+                records = (dict(PAIR.findall(part)) for part in cell[inside[0]].split("|"))
                 yield from ([*before, *map(record.get, fields)] for record in records)
 
-    said = {"first": inside[0], "last": inside[-1], "shown": texts[inside[0]][0].as_py()[:60]}
+    said = {"first": inside[0], "last": inside[-1], "shown": examples(texts[inside[0]])[:60]}
     key, names = ("columns_of_items", ["item", "quantity"]) if is_wide else ("fields", [*fields])
     return Layout(key, [*order, *others, *names], rows(), said)
 
 
-def _counts_pieces(name: str, values: pa.ChunkedArray) -> bool:
-    """Whether the values of a column say how much of the item of its name is in a basket."""
+def _bought(name: str, values: pa.ChunkedArray, sample: Sample) -> int | None:
+    """The baskets with the item of this name; None if the column does not count pieces of one."""
     is_other = known_names([name]) and rank(name, EVENT_WORDS["item"]) is None
-    none = share_of(values, NO_PIECES)
-    return not is_other and SHARE_OF_NONE <= none < 1 and share_of(values, PIECES) == 1
+    rows = round(len(values) * (1 - share_of(values, NO_PIECES)))
+    if is_other or rows == sample.table.num_rows or (len(values) and share_of(values, PIECES) < 1):
+        return None
+    return rows
 
 
 def _before_items(rows: list[list[str]]) -> list[str]:
