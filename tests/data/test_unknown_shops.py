@@ -158,6 +158,13 @@ def test_ids_of_json_are_texts_from_the_first_digit(shop, ids, form):
     assert {*found.data.item_ids.tolist()} == {*found.histories} == {*ids}
 
 
+def test_numbers_in_lists_of_items_are_texts_too(shop):
+    form = '{{"user": "u{}", "order": {{"items": [1.50, {}e2]}}, "timestamp": {}}}\n'
+    rows = (form.format(n % 20, n % 9, T + n) for n in range(180))
+    found = shop("".join(rows), file="events.jsonl")
+    assert {*found.data.item_ids.tolist()} == {"1.50", *(f"{n}e2" for n in range(9))}
+
+
 def test_a_column_of_customers_without_values_is_named(shop):
     with pytest.raises(DataError, match="as the user: 'customer' is empty in every row"):
         shop(table("customer,sku,date", [("", f"p{n % 11}", T + 999 * n) for n in range(180)]))
