@@ -147,8 +147,8 @@ def with_clocks(
         pc.binary_join_element_wise(zeros, clocks, ""), r"^(\d\d)(\d\d)(\d\d)?$", r"\1:\2:\3"
     )
     clocks = pc.if_else(number, pc.utf8_rtrim(padded, ":"), clocks)
-    parts = (without_midnight(dates), clocks)
-    return pc.binary_join_element_wise(*parts, " ", null_handling="replace")
+    days = without_midnight(dates)
+    return pc.binary_join_element_wise(days, clocks, " ", null_handling="replace")
 
 
 def read_times(
