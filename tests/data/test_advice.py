@@ -254,18 +254,6 @@ def test_a_column_for_each_item_has_a_command(shop, head, signs):
     assert found.roles["user"] == (head.partition(",")[0] or "order")
 
 
-@pytest.mark.parametrize("label", ["T{0}: ", "user {1}: "])
-@pytest.mark.parametrize("most", [2, 4])
-def test_baskets_behind_a_label_are_without_it(shop, label, most):
-    size = lambda n: most if most == 2 else 1 + n % most  # noqa: E731
-    baskets = [[f"tea {(n * 7 + k) % 11}" for k in range(size(n))] for n in ROWS]
-    text = "".join(f"{label.format(n, n % 20)}{', '.join(baskets[n])}\n" for n in ROWS)
-    found = read_as_advised(shop, text, "so each is a basket", "baskets.txt")
-    assert {*found.data.item_ids.tolist()} == {f"tea {n}" for n in range(11)}
-    assert found.info["cleaning"]["accounts"][0]["events"] == sum(map(size, ROWS))
-    assert found.roles["user"] == ("user" if "user" in label else "order")
-
-
 @pytest.mark.parametrize("mark", ["|", " | "])
 @pytest.mark.parametrize("more", ["", ", Product Variation Details: , Product Unit Price: 2.50"])
 def test_items_as_texts_in_a_cell_have_a_command(shop, mark, more):
