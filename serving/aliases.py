@@ -278,17 +278,18 @@ class Aliases:
         try:
             if back is not None and model.version != back.digest:  # replaced just now
                 raise AliasConflictError(_gone(alias, back))
-            if self._started:
-                await self._check_rules(alias, model)
-            if old is not None and old is not model and back is None:
-                previous = (*previous, old.bundle)[-MAX_PREVIOUS:]
-            aliases = {**self._models.aliases, alias: Alias(model, previous)}
-            await self._keep(aliases, alias)
+            async with self._catalog_changes.joining(model):
+                if self._started:
+                    await self._check_rules(alias, model)
+                if old is not None and old is not model and back is None:
+                    previous = (*previous, old.bundle)[-MAX_PREVIOUS:]
+                aliases = {**self._models.aliases, alias: Alias(model, previous)}
+                await self._keep(aliases, alias)
+                self._publish(aliases)
         except BaseException:
             if model not in self._models.loaded:
                 self._retire(model)
             raise
-        self._publish(aliases)
         self._metrics.swaps.labels(alias, "rolled_back" if back else "done").inc()
         if old is not None:
             logger.info("alias", extra={"fields": {"alias": alias, "bundle": bundle}})
@@ -318,7 +319,6 @@ class Aliases:
             ) from error
 
         model = Model.of(bundle, recommender, self._worker, self._settings)
-        await self._catalog_changes.replay(model)
         for each in model.batchers:
             each.start()
         return model

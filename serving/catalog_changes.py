@@ -10,7 +10,8 @@ journal once a second and make each other's changes.
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -276,15 +277,21 @@ class CatalogChanges(Follower):
     def _is_there(self, item_id: str) -> bool:
         return any(model.recommender.catalog.find(item_id) >= 0 for model in self._models.loaded)
 
-    async def replay(self, model: Model) -> None:
-        """Replay the journal on a model that was just loaded."""
+    @asynccontextmanager
+    async def joining(self, model: Model) -> AsyncIterator[None]:
+        """Replay the journal on a model; it joins the loaded ones before the block ends.
+
+        Changes wait for the block: the model would miss one that is made before it has joined.
+        """
         async with self._changing:
-            place = 0
-            while records := await self._store.journal.read(JOURNAL, place):
-                await asyncio.to_thread(_apply, model, [record for _, record in records])
-                place = records[-1][0]
-            if not self._models.loaded:
-                self._seen = place
+            if model not in self._models.loaded:
+                place = 0
+                while records := await self._store.journal.read(JOURNAL, place):
+                    await asyncio.to_thread(_apply, model, [record for _, record in records])
+                    place = records[-1][0]
+                if not self._models.loaded:
+                    self._seen = place
+            yield
         self._count(model)
 
     async def _take(self, records: Placed) -> None:

@@ -248,6 +248,25 @@ async def test_absurd_configs_are_refused_without_waiting(
     assert await answered_by(client) == "one"
 
 
+async def test_a_change_during_a_change_of_an_alias_reaches_the_new_model(
+    client, service, until, monkeypatch
+):
+    aliases, changes = service.state.aliases, service.state.catalog_changes
+    keep, removals = aliases._keep, []
+
+    async def late(*arguments):  # the new model has the journal, and is not yet the champion
+        removals.append(asyncio.create_task(client.delete("/v1/items/B0003")))
+        await until(lambda: removals[0].done() or changes._changing._waiters)
+        await keep(*arguments)
+
+    monkeypatch.setattr(aliases, "_keep", late)
+    answer = await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    assert answer.status_code == 200
+    assert (await removals[0]).status_code == 204
+    assert await answered_by(client) == "two"
+    assert (await client.get("/v1/items/B0003")).status_code == 404
+
+
 async def test_a_bundle_that_changes_during_its_rollback_is_refused(
     client, service, monkeypatch, until, make_bundle
 ):
