@@ -255,27 +255,6 @@ async def test_an_erased_user_is_unknown_and_erasing_twice_is_fine(client, servi
     assert await items(client, "ada") == ["item-6"]
 
 
-async def test_a_full_store_refuses_writes_but_recommendations_work(
-    client, service, recommender, monkeypatch
-):
-    await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
-    database = service.store.database
-    insert = database.insert_events
-
-    def limited(connection, rows):
-        connection.exec_driver_sql("PRAGMA max_page_count = 1")
-        insert(connection, rows)
-
-    monkeypatch.setattr(database, "insert_events", limited)
-    batch = {"events": [{"user": "eve", "item": "x" * 250}] * 500}
-    response = await client.post(URL, json=batch)
-    is_problem(response, "store_unavailable")
-    assert response.headers["retry-after"] == "5"
-    assert "histories.db" not in response.text
-    assert await items(client, "eve") == ["item-1"]
-    assert await recommended(client, "eve") == recommender.expected(["item-1"])
-
-
 async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):
     asked = []
     plain = RecommendationsRequest.request
@@ -323,18 +302,6 @@ async def test_a_purchase_long_ago_is_not_recommended_again(client, monkeypatch)
     listed = await ask(k=200)
     assert second in listed
     assert not listed & {best, "item-8"}
-
-
-async def test_what_a_user_dislikes_is_not_recommended_to_them(client):
-    async def ask() -> list[str]:
-        answer = await client.post("/v1/recommendations", json={"user": "eva", "k": 5})
-        return [item["item_id"] for item in answer.json()["items"]]
-
-    await client.post("/v1/events", json={"events": [{"user": "eva", "item": "item-7"}]})
-    first, *rest = await ask()
-    disliked = {"user": "eva", "item": first, "type": "Dislike"}
-    assert (await client.post("/v1/events", json={"events": [disliked]})).status_code < 300
-    assert (await ask())[:4] == rest
 
 
 @pytest.mark.parametrize("name", ["dislike", "thumbs_down", "refund", "Retoure"])

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from scipy import stats
 
-from recsys.serving import auth, cached_results, experiments
+from recsys.serving import cached_results, experiments
 from recsys.serving.experiments import DAY_MS, Experiment, analyse
 from recsys.serving.schemas.experiments import ExperimentBody
 from recsys.serving.sequential import compare
@@ -506,33 +506,3 @@ async def test_exposures_go_with_their_user_and_their_experiment(shop):
     await service.state.experiments._drop_deleted()
     rows = service.store.database.read(sa.text("SELECT user_id FROM exposures"))
     assert [tuple(row) for row in rows] == [("bob",)]
-
-
-async def test_experiments_are_changed_by_admins_and_read_by_every_key(run, tmp_path):
-    file = tmp_path / "keys.json"
-    made = {scope: auth.create(file, scope, scope) for scope in ("read", "write", "admin")}
-    path = "/v1/experiments/homepage"
-    async with run(keys=file) as (client, service):
-
-        async def ask(key, method, path, **more):
-            headers = {"Authorization": f"Bearer {made[key]}"}
-            return await client.request(method, path, headers=headers, **more)
-
-        for key in ("read", "write"):
-            for method in ("PUT", "DELETE"):
-                assert (await ask(key, method, path, json=TWO)).status_code == 403
-        assert (await ask("admin", "PUT", path, json=TWO)).json()["by"] == "admin"
-        for read in ("/v1/models", f"{path}/results"):
-            assert (await ask("read", "GET", read)).status_code == 200
-        experiment = service.state.experiments._find("homepage")
-        users = [f"user-{n}" for n in range(10)]
-        for user in users:
-            response = await ask("write", "POST", URL, json={"user": user, "model": "homepage"})
-            answer = response.json()
-            assert answer["experiment"]["arm"] == experiment.arm_of(user, service.store.salt)
-            link = {"recommendation_id": answer["recommendation_id"], "type": "click"}
-            events = [{"user": user, "item": "item-1", **link}]
-            await ask("write", "POST", "/v1/events", json={"events": events})
-        found = await service.store.served.exposed(experiment.id, "click", 60_000, "", 100)
-        assert [user.user for user in found] == users
-        assert {user.followed for user in found} == {1}

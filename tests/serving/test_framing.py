@@ -1,4 +1,4 @@
-"""Requests whose end two programs may see at different places, over real sockets."""
+"""The HTTP server over real sockets: ambiguous ends, endless heads, idle connections, HEAD."""
 
 import json
 import socket
@@ -48,9 +48,9 @@ def listening(settings, http):
         while (await receive()).get("more_body"):
             pass
         asked.append(scope["path"])
-        headers = [(b"content-length", b"0")]
+        headers = [(b"content-length", b"5")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": b"hello"})
 
     metrics = Metrics()
     app = Entrance(answer, Guard(settings, metrics), settings, metrics)
@@ -73,9 +73,9 @@ def listening(settings, http):
 def talk(address, sent):
     """All bytes of the answers, until the server closes the connection."""
     with socket.create_connection(address, timeout=PATIENCE_S) as connection:
-        connection.sendall(sent)
         received = b""
         try:
+            connection.sendall(sent)
             while piece := connection.recv(65536):
                 received += piece
         except ConnectionError:
@@ -123,3 +123,26 @@ def test_the_refusal_is_a_problem(settings):
     head, _, body = received.partition(b"\r\n\r\n")
     assert b"connection: close" in head.lower()
     assert json.loads(body)["code"] == "ambiguous_length"
+
+
+def test_endless_headers_end_the_connection(settings):
+    with listening(settings, "ours") as (address, asked):
+        head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+        received = talk(address, head + b"x-name: value\r\n" * 700_000)
+        assert b" 200 " not in received
+        assert asked == []
+
+
+def test_idle_connections_are_closed(settings, monkeypatch):
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+    with listening(settings, "ours") as (address, _):
+        assert b"200 OK" in talk(address, SMUGGLED)  # it is idle after its answer
+
+
+def test_a_connection_goes_on_after_an_answer_to_head(settings):
+    with listening(settings, "ours") as (address, asked):
+        last = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        received = talk(address, SMUGGLED.replace(b"GET", b"HEAD") * 2 + last)
+        assert received.count(b"HTTP/1.1 200 ") == received.count(b"content-length: 5") == 3
+        assert received.count(b"hello") == 1
+        assert len(asked) == 3

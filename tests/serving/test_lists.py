@@ -1,6 +1,5 @@
 """Lists for a storefront over HTTP, and recommendations by GET."""
 
-import asyncio
 import gc
 import json
 import time
@@ -12,7 +11,7 @@ import pytest
 
 from recsys.interactions import Behaviour
 from recsys.retrieval.event_types import EventTypes
-from recsys.serving import auth, cached_results, trending
+from recsys.serving import cached_results, trending
 
 LISTS = {
     "trending": {},
@@ -250,30 +249,3 @@ async def test_no_page_or_list_keeps_an_old_catalog_in_memory(client, recommende
     assert (await client.put_item("item-1", {"title": "Changed"})).status_code == 200
     gc.collect()
     assert before() is None
-
-
-async def test_lists_need_a_key(settings, recommender, running, tmp_path):
-    file = tmp_path / "keys.json"
-    headers = {"Authorization": f"Bearer {auth.create(file, 'shop', 'read')}"}
-    guarded = settings.model_copy(update={"keys": file})
-    async with running(guarded, recommender=recommender) as (client, _):
-        assert (await client.get("/v1/lists/latest", headers=headers)).status_code == 200
-        refused = await client.get("/v1/lists/latest")
-    assert (refused.status_code, refused.headers["cache-control"]) == (401, "no-store")
-
-
-@EACH
-async def test_a_list_that_takes_too_long_is_a_problem(settings, recommender, running, name):
-    short = settings.model_copy(update={"deadline_ms": 200.0})
-    async with running(short, recommender=recommender) as (client, service):
-        free, reads = asyncio.Event(), service.off_loop
-
-        async def slow(*arguments, **more):
-            await free.wait()
-            return await reads(*arguments, **more)
-
-        service.state.lists._off_loop = service.state.lists._trending._off_loop = slow
-        response = await get(client, name)
-        assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
-        assert response.headers["cache-control"] == "no-store"
-        free.set()

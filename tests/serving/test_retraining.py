@@ -312,25 +312,34 @@ def stop_after(step):
     return stop
 
 
+def taken(home, events, until="events", **sources) -> pd.DataFrame:
+    """The events that a retraining takes of a file; it is stopped then."""
+    settings = Settings({"name": "shop", **QUICK})
+    with pytest.raises(StoppedError):
+        retrain(settings, Sources(events=events, **sources), done=stop_after(until))
+    return pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
+
+
+def file_of(tmp_path, rows, name="night.csv"):
+    """A file that the service has not got."""
+    pd.DataFrame(rows).to_csv(tmp_path / name, index=False)
+    return tmp_path / name
+
+
 def test_only_newer_events_of_a_full_export_are_taken(home, tmp_path):
     events = pd.concat([walks(0, 5, 0), walks(5, 4, 10, new=True)])
     strange = pd.DataFrame({"user": ["u1"], "item": ["?"], "timestamp": [START + 10 * DAY]})
-    pd.concat([events, strange]).to_csv(tmp_path / "all.csv", index=False)
     rows = [product(group, number) for group in range(GROUPS) for number in range(EACH)]
     rows += [product(int(item[5]), "new") for item in NEW]
-    pd.DataFrame(rows).to_csv(tmp_path / "items.csv", index=False)
-    sources = Sources(events=tmp_path / "all.csv", items=tmp_path / "items.csv")
-    settings = Settings({"name": "shop", **QUICK})
-    with pytest.raises(StoppedError):
-        retrain(settings, sources, done=stop_after("events"))
-    taken = home / "runs" / "shop.2" / "events"
-    found = pd.read_parquet(taken / "events.parquet")
+    items = file_of(tmp_path, rows, "items.csv")
+    found = taken(home, file_of(tmp_path, pd.concat([events, strange])), items=items)
     newer = walks(5, 4, 10, new=True)
     assert sorted(found["timestamp"]) == sorted(newer["timestamp"]), "none is old or strange"
     assert set(found["item"]) == set(newer["item"])
-    described = pd.read_parquet(taken / "items.parquet").set_index("item_id")
+    folder = home / "runs" / "shop.2" / "events"
+    described = pd.read_parquet(folder / "items.parquet").set_index("item_id")
     assert described.loc[NEW, "title"].tolist() == ["golden kettle", "golden novel"]
-    dates = json.loads((taken / "manifest.json").read_text())["info"]["dates"]
+    dates = json.loads((folder / "manifest.json").read_text())["info"]["dates"]
     later = sum(newer["timestamp"] >= dates[1]) / len(newer)
     assert later == pytest.approx(0.3, abs=0.02), "gate.window"
 
@@ -339,12 +348,7 @@ def test_events_of_the_future_wait_until_their_time_has_come(home, tmp_path, cap
     """Taken today, they would make all events before them old tomorrow."""
     events = walks(5, 4, 10, new=False)
     soon = events.tail(3).assign(timestamp=int(time.time()) + 20 * 3600)
-    pd.concat([walks(0, 5, 0), events, soon]).to_csv(tmp_path / "all.csv", index=False)
-    settings = Settings({"name": "shop", **QUICK})
-    with pytest.raises(StoppedError):
-        retrain(settings, Sources(events=tmp_path / "all.csv"), done=stop_after("events"))
-    taken = home / "runs" / "shop.2" / "events"
-    found = pd.read_parquet(taken / "events.parquet")
+    found = taken(home, file_of(tmp_path, pd.concat([walks(0, 5, 0), events, soon])))
     assert found["timestamp"].max() == events["timestamp"].max()
     told = " ".join(capsys.readouterr().err.split())
     assert "3 events are left out because they are in the future" in told
@@ -354,12 +358,7 @@ def test_events_of_the_future_wait_until_their_time_has_come(home, tmp_path, cap
 def test_the_summary_tells_the_rows_of_the_file_from_the_old_events(home, tmp_path, capsys):
     old, new = walks(0, 5, 0), walks(5, 4, 10)
     nobody = new.head(2).assign(user="")
-    with pytest.raises(StoppedError):
-        retrain(
-            Settings({"name": "shop", **QUICK}),
-            Sources(events=file_of(tmp_path, pd.concat([new, nobody]))),
-            done=stop_after("data"),
-        )
+    taken(home, file_of(tmp_path, pd.concat([new, nobody])), until="data")
     told = " ".join(capsys.readouterr().err.split())
     assert f"night.csv: {len(new) + 2} rows were read; 2 left out: rows have no user" in told
     document = json.loads((home / "datasets" / "shop.2" / "manifest.json").read_text())
@@ -369,13 +368,8 @@ def test_the_summary_tells_the_rows_of_the_file_from_the_old_events(home, tmp_pa
 
 
 def test_a_file_of_new_items_alone_may_come_with_the_events_of_the_night(home, tmp_path):
-    walks(5, 4, 10, new=False).to_csv(tmp_path / "night.csv", index=False)
-    pd.DataFrame([product(int(item[5]), "new") for item in NEW]).to_csv(
-        tmp_path / "items.csv", index=False
-    )
-    sources = Sources(events=tmp_path / "night.csv", items=tmp_path / "items.csv")
-    with pytest.raises(StoppedError):
-        retrain(Settings({"name": "shop", **QUICK}), sources, done=stop_after("events"))
+    items = file_of(tmp_path, [product(int(item[5]), "new") for item in NEW], "items.csv")
+    taken(home, file_of(tmp_path, walks(5, 4, 10)), items=items)
     described = pd.read_parquet(home / "runs" / "shop.2" / "events" / "items.parquet")
     assert sorted(described["item_id"]) == sorted(NEW)
     assert not described["title"].isna().any()
@@ -386,31 +380,13 @@ def test_what_is_left_of_a_version_without_events_is_removed(home, tmp_path):
     begun = home / "runs" / "shop.2" / ".events~x"
     begun.mkdir(parents=True)
     (begun / "events.parquet").write_bytes(b"")
-    walks(5, 4, 10, new=False).to_csv(tmp_path / "new.csv", index=False)
-    with pytest.raises(StoppedError):
-        retrain(
-            Settings({"name": "shop", **QUICK}),
-            Sources(events=tmp_path / "new.csv"),
-            done=stop_after("events"),
-        )
+    taken(home, file_of(tmp_path, walks(5, 4, 10)))
     assert [path.name for path in (home / "runs" / "shop.2").iterdir()] == ["events"]
-
-
-def file_of(tmp_path, rows, name="night.csv"):
-    """A file of events that the service has not got."""
-    rows.to_csv(tmp_path / name, index=False)
-    return tmp_path / name
 
 
 def test_columns_are_those_of_the_first_run_though_each_customer_orders_once(home, tmp_path):
     once = walks(5, 1, 10).assign(user=[f"new{n}" for n in range(USERS)])
-    with pytest.raises(StoppedError):
-        retrain(
-            Settings({"name": "shop", **QUICK}),
-            Sources(events=file_of(tmp_path, once)),
-            done=stop_after("events"),
-        )
-    events = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
+    events = taken(home, file_of(tmp_path, once))
     assert sorted(events["user"]) == sorted(once["user"])
     assert set(events["quantity"]) == {PIECES}
 
@@ -428,12 +404,7 @@ def test_a_file_that_lacks_a_column_of_the_first_run_is_refused(home, tmp_path, 
     )
     assert advice in str(error.value)
     assert "other: " in str(error.value), "the columns that there are"
-    with pytest.raises(StoppedError):
-        retrain(
-            Settings({"name": "shop", **QUICK}),
-            Sources(events=file, columns={column: "other"}),
-            done=stop_after("events"),
-        )
+    taken(home, file, columns={column: "other"})
 
 
 @pytest.mark.parametrize(
@@ -444,15 +415,12 @@ def test_a_new_column_of_returns_is_asked_about(home, tmp_path, role, column, sa
     """Its pieces are positive, so that without the column each return would be a purchase."""
     rows = walks(5, 4, 10)
     rows[column] = [back if row % 4 == 3 else sale for row in range(len(rows))]
-    file, settings = file_of(tmp_path, rows), Settings({"name": "shop", **QUICK})
+    file = file_of(tmp_path, rows)
     with pytest.raises(DataError) as error:
-        retrain(settings, Sources(events=file))
+        retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
     for part in (f"--column {role}={column}", f"--column {role}=none"):
         assert part in str(error.value)
-    sources = Sources(events=file, columns={role: column})
-    with pytest.raises(StoppedError):
-        retrain(settings, sources, done=stop_after("events"))
-    events = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
+    events = taken(home, file, columns={role: column})
     assert sum(events["quantity"] < 0) == len(rows) // 4
 
 

@@ -326,21 +326,6 @@ async def test_a_bundle_that_standing_rules_do_not_fit_is_refused(client):
     assert response.status_code == 200
 
 
-async def test_rules_are_kept_over_a_restart(real, running):
-    async with running(real) as (client, _):
-        await put(client, "summer", SUMMER)
-        await put(client, "two", {"max_per": {"brand": 2}})
-        await put(client, "gone", {"pin": ["B0001"]})
-        await client.delete("/v1/rules/gone")
-        await stand(client, "champion", "two")
-        before = (await client.get("/v1/rules")).json()
-        answer = await ask(client, rules=["summer"])
-    async with running(real) as (client, _):
-        assert (await client.get("/v1/rules")).json() == before
-        assert [rule["name"] for rule in before["rules"]] == ["summer", "two"]
-        assert await ask(client, rules=["summer"]) == answer
-
-
 async def test_a_rule_has_the_name_of_the_key_that_changed_it_last(real, running, tmp_path):
     file = tmp_path / "keys.json"
     keys = {name: auth.create(file, name, name) for name in ("read", "write", "admin")}

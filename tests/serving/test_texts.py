@@ -11,7 +11,7 @@ import pytest
 from oracles import byte_level_tokenizer, tiny_model
 
 from recsys.errors import ConfigError
-from recsys.serving import auth, texts
+from recsys.serving import texts
 from recsys.serving.schemas.texts import MAX_PROMPT, MAX_TOKENS
 from recsys.serving.service import Phase
 from recsys.serving.settings import TextFormat
@@ -290,15 +290,3 @@ async def test_a_text_costs_its_work(on, recommender, running):
             assert (await client.post(PATH, json=body)).status_code == 200
             usual = await client.post("/v1/recommendations", json={"history": ["item-1"]})
         assert usual.status_code == status
-
-
-async def test_every_key_may_read_texts_and_nobody_without_one(on, recommender, running, tmp_path):
-    file = tmp_path / "keys.json"
-    keys = [auth.create(file, scope, scope) for scope in ("read", "write", "admin")]
-    guarded = on.model_copy(update={"keys": file})
-    body = ask("colour")
-    async with running(guarded, recommender=recommender) as (client, _):
-        for key in keys:
-            headers = {"Authorization": f"Bearer {key}"}
-            assert (await client.post(PATH, json=body, headers=headers)).status_code == 200
-        assert (await client.post(PATH, json=body)).status_code == 401

@@ -106,14 +106,6 @@ class StoreSuite:
             assert sum(outcome.duplicates for outcome in done) == 60
         assert stores[0].history.count() == 200
 
-    async def test_an_event_is_in_the_next_history_of_every_process(self, location, opened, event):
-        here, there = opened(location), opened(location)
-        for i in range(20):
-            await here.history.append([event(f"{i}", item=f"i{i}", time_ms=i)])
-            expected = [f"i{j}" for j in range(i + 1)]
-            assert (await here.history.read("ada", 100)).items == expected
-            assert (await there.history.read("ada", 100)).items == expected
-
     async def test_impressions_and_dismissals_are_stored_but_not_history(
         self, location, opened, event
     ):
@@ -460,16 +452,6 @@ class StoreSuite:
             30_000,
             10_000,
         ]
-
-    async def test_seeded_events_before_1970_are_kept(self, location, opened, write_dataset):
-        store = opened(location)
-        assert (
-            store.history.seed(
-                write_dataset([("ada", "x", -5), ("ada", "y", -1), ("ada", "z", 10)])
-            )
-            == 3
-        )
-        assert (await store.history.read("ada", 10)).items == ["x", "y", "z"]
 
     async def test_a_newer_data_set_replaces_only_the_older_one(self, store, event, write_dataset):
         store.history.seed(write_dataset(EVENTS))

@@ -76,24 +76,6 @@ def test_the_table_equals_single_answers_of_the_recommender(job, bundles, tmp_pa
     assert verify(tmp_path / "out", "recommendations").digest == summary.digest
 
 
-async def test_the_table_equals_the_answers_of_the_endpoint(bundles, users, tmp_path, running):
-    request = {"k": 4, "filter": {"must": [{"key": "price", "range": {"lt": 60}}]}}
-    request |= {"exclude_seen": False}
-    score(Job(bundles / "one", users, None, request), tmp_path / "out")
-    rows = table_of(tmp_path / "out").to_pylist()
-    service = ServingSettings(
-        bundle=bundles / "one", histories=None, store=tmp_path / "h.db", threads=1
-    )
-    async with running(service) as (client, _):
-        for row, history in zip(rows[:12], HISTORIES, strict=False):
-            body = {**request, "history": history or []}
-            answer = (await client.post("/v1/recommendations", json=body)).json()
-            items = answer["items"]
-            assert row["item_id"] == [item["item_id"] for item in items]
-            assert row["score"] == [float(np.float32(item["score"])) for item in items]
-            assert row["source"] == [item["source"] for item in items]
-
-
 def items_of(users, start, stop):
     """Ids and items of the histories; None for a user without one."""
     ids, histories = users.read(start, stop)

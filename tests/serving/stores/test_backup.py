@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from recsys.errors import ConfigError, DataError
 from recsys.serving.store_commands import app
 from recsys.serving.stores.records import Appended, Exposure, Served
-from recsys.serving.transfer import export_events, import_events
 
 TABLES = ("events", "recommendations", "erasures", "journal", "exposures")
 
@@ -54,22 +53,6 @@ async def test_a_backup_has_every_row_and_another_id(full, tmp_path, opened, eve
     )  # so cursors and cached histories are not taken over
     assert copy.database.read(sa.text("PRAGMA journal_mode")) == [("wal",)]
     assert await copy.history.append([event("3", user="eve")]) == Appended(ignored=1)
-
-
-async def test_an_export_of_the_old_store_brings_a_backup_up_to_date(full, tmp_path, opened, event):
-    full.database.back_up(tmp_path / "backup.db")
-    await full.history.append([event("late", user="guy")])
-    await full.history.erase("ada")
-    export_events(full, tmp_path / "now.ndjson")
-    copy = opened(tmp_path / "backup.db")
-    assert await copy.history.read("ada", 9) is not None
-    assert await import_events(copy, tmp_path / "now.ndjson")
-    assert await copy.history.read("ada", 9) is None
-    assert copy.database.read(sa.text("SELECT 1 FROM exposures")) == []
-    assert sorted(e.user for e in copy.history.export()) == sorted(
-        e.user for e in full.history.export()
-    )
-    assert copy.history.erased(["ada", "eve"]) == full.history.erased(["ada", "eve"])
 
 
 async def test_no_file_is_replaced_and_no_rest_is_left(full, tmp_path):

@@ -93,15 +93,6 @@ async def test_an_interrupted_import_is_finished_by_running_it_again(
     assert facts(other) == facts(full)
 
 
-async def test_a_repeated_event_is_recognised_after_an_import(store, event, tmp_path, opened):
-    sent = event("1")
-    await store.history.append([sent])
-    export_events(store, tmp_path / NAME)
-    other = opened(tmp_path / "other.db")
-    await import_events(other, tmp_path / NAME)
-    assert (await other.history.append([sent])).duplicates == 1
-
-
 async def test_erased_users_are_not_brought_back(full, tmp_path):
     export_events(full, tmp_path / "events.ndjson")
     await full.history.erase("bob")
