@@ -70,7 +70,7 @@ def serve(
         cluster = Settings.load(config, flags).section(SECTION, ClusterSettings)
         import_ray("serve")
         listener = bind(settings.host, settings.port)
-        from recsys.serving.cluster.server import serve_on_ray
+        from recsys.serving.cluster.deployment import serve_on_ray
 
         serve_on_ray(settings, cluster, listener)
         return

@@ -1,4 +1,4 @@
-"""For operators and the page: Prometheus metrics, and the figures of today."""
+"""For operators and the page: health, Prometheus metrics, and the figures of today."""
 
 from time import monotonic
 from typing import Annotated
@@ -7,11 +7,29 @@ from fastapi import APIRouter, Query, Request, Response
 
 from recsys.serving.api.routing import AnyPhase, OnceRoute, Ready, in_time
 from recsys.serving.auth import Scope, requires
+from recsys.serving.errors import ProblemError
 from recsys.serving.metrics import CONTENT_TYPE
+from recsys.serving.schemas.common import Health
 from recsys.serving.schemas.today import Today, TodayQuery
 
 router = APIRouter(route_class=OnceRoute)
 KEPT_S = 1.0  # how old an answer may be: making one takes milliseconds, however many ask
+
+
+@router.get("/health/live")
+@requires(Scope.PUBLIC)
+async def live() -> Health:
+    """Respond while the process is running."""
+    return Health(status="live")
+
+
+@router.get("/health/ready")
+@requires(Scope.PUBLIC)
+async def ready(service: AnyPhase) -> Health:
+    """Respond with 200 while recommendations are answered, and with 503 and why otherwise."""
+    if reason := service.unready:
+        raise ProblemError("not_ready", reason)
+    return Health(status="ready")
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

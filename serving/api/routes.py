@@ -7,7 +7,6 @@ from starlette.types import Scope
 from recsys.serving.api import (
     events,
     experiments,
-    health,
     items,
     lists,
     models,
@@ -21,7 +20,7 @@ from recsys.serving.api import (
 
 _MODULES = (
     recommendations, texts, lists, items, rules, experiments, events, users, models,
-    operations, health, pages,
+    operations, pages,
 )  # fmt: skip
 ROUTES = [
     route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)

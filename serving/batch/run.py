@@ -1,14 +1,26 @@
-"""Run a job: score the missing parts and complete the output."""
+"""Run a job: score the missing parts, here, in processes or on Ray, and complete the output."""
 
+import os
+import signal
+import threading
 import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from recsys.artifacts import MANIFEST, read_manifest
+from recsys.errors import RecsysError
 from recsys.progress import say, track
-from recsys.serving.batch import workers as engines
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
+from recsys.serving.cluster.ray import import_ray, start_ray
 from recsys.serving.cluster.settings import Runner
 
 
@@ -62,11 +74,11 @@ def score(
         if rows < total:
             say(f"{total - rows:,} of {total:,} users are done; continuing with the others.")
         if engine == Runner.ray:
-            done = engines.on_ray(job, missing, workers, gpus)
+            done = on_ray(job, missing, workers, gpus)
         elif workers == 1:
-            done = engines.in_this_process(job, missing)
+            done = in_this_process(job, missing)
         else:
-            done = engines.on_processes(job, missing, workers)
+            done = on_processes(job, missing, workers)
         first = last = 0.0
         behind = 0
         with track("users", total) as bar:
@@ -86,3 +98,130 @@ def score(
 
 def _since(start: float) -> float:
     return round(time.perf_counter() - start, 3)
+
+
+# Ways to score parts: each yields (part, table) in any order.
+
+
+def in_this_process(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, pa.Table]]:
+    """Score in this process, one part after the other."""
+    from recsys.serving.batch.scoring import Scorer
+
+    scorer = Scorer(job)
+    for part in parts:
+        yield part, scorer.part(part)
+
+
+def on_processes(job: Job, parts: Sequence[int], workers: int) -> Iterator[tuple[int, pa.Table]]:
+    """Score in processes of this machine, which end with this one.
+
+    Raises:
+        RecsysError: a worker failed or died; the text names a part.
+    """
+    context = get_context("spawn")  # torch does not work in forked processes
+    pool = ProcessPoolExecutor(min(workers, len(parts)), context, _begin, (job,))
+    futures = {pool.submit(_part, part): part for part in parts}
+    try:
+        for done in as_completed(futures):
+            part = futures.pop(done)
+            try:
+                table = done.result()
+            except BrokenProcessPool as error:
+                raise RecsysError(
+                    f"a worker died at part {part} or beside it (out of memory?); run the command "
+                    "again, with fewer --workers if need be"
+                ) from error
+            except RecsysError as error:
+                raise RecsysError(f"a worker failed at part {part}: {error}") from error
+            yield part, table
+    finally:
+        for process in [*pool._processes.values()]:
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def on_ray(
+    job: Job, parts: Sequence[int], workers: int, gpus: float = 0.0
+) -> Iterator[tuple[int, pa.Table]]:
+    """Score in actors of a Ray cluster: that of `RAY_ADDRESS`, or one on this machine.
+
+    Bundle and users must be at the same paths on all machines. Each actor loads the bundle once
+    and gets a share `gpus` of a GPU.
+    """
+    ray = import_ray("data")
+    from ray.data import ActorPoolStrategy, DataContext
+
+    ours = not ray.is_initialized()
+    if ours:
+        start_ray(ray)
+    try:
+        context = DataContext.get_current()
+        context.enable_progress_bars = False  # the command shows its own
+        context.print_on_execution_start = False
+        numbers = [{"part": part} for part in parts]
+        tables = ray.data.from_items(numbers, override_num_blocks=len(parts)).map_batches(
+            _Actor,
+            fn_constructor_args=(job,),
+            batch_size=1,
+            compute=ActorPoolStrategy(size=min(workers, len(parts))),
+            num_cpus=1,
+            num_gpus=gpus or None,
+        )
+        for row in tables.iter_rows():
+            yield int(row["part"]), pa.ipc.open_stream(row["table"]).read_all()
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+class _Actor:
+    """A scorer for Ray Data, whose rows are whole parts."""
+
+    def __init__(self, job: Job) -> None:
+        from recsys.serving.batch.scoring import Scorer
+
+        self._scorer = Scorer(job)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        parts = [int(part) for part in batch["part"]]
+        return {"part": parts, "table": [_packed(self._scorer.part(part)) for part in parts]}
+
+
+def _packed(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+_job: Job
+_scorer: Any = None
+
+
+def _begin(job: Job) -> None:
+    """Begin a worker's process, which ends with the main one, however that ends."""
+    global _job
+    _job = job
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the main process
+    threading.Thread(target=_end_with_main, daemon=True).start()
+
+
+def _end_with_main() -> None:
+    main = parent_process()
+    assert main is not None  # noqa: S101 - this is a worker
+    main.join()
+    os._exit(1)
+
+
+def _part(number: int) -> pa.Table:
+    """Score a part in a worker's process."""
+    global _scorer
+    from recsys.serving.batch.scoring import Scorer
+
+    try:
+        _scorer = _scorer or Scorer(_job)
+        return _scorer.part(number)
+    except RecsysError as error:
+        raise RecsysError(str(error)) from None  # other classes may not be sent
+    except Exception:
+        raise RecsysError(traceback.format_exc()) from None

@@ -26,7 +26,7 @@ from starlette.types import Scope as AsgiScope
 
 from recsys.serving.api.routes import find_route
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError, until
-from recsys.serving.cluster.exchange import Call, Reply
+from recsys.serving.cluster.replica import Call, Reply
 from recsys.serving.errors import ProblemError, problem_of, problem_response
 from recsys.serving.middleware import check_framing
 

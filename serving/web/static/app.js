@@ -16,12 +16,9 @@ const VIEWS = {
   experiments: ["Experiments", async () => (await import("./experiments.js")).mountExperiments],
   decode: ["Inside the decode", async () => (await import("./decode.js")).mountDecode],
 };
-const THEMES = { "": "As the system", light: "Light", dark: "Dark" };
-const THEME = "recsys-theme";
 const $ = (id) => document.getElementById(id);
 
 async function mount() {
-  theme(localStorage.getItem(THEME) ?? "");
   tools();
   $("skip").addEventListener("click", () => $("main").focus());
   $("sheet").addEventListener("click", (event) => event.target === $("sheet") && $("sheet").close());
@@ -112,20 +109,11 @@ function tools() {
     type: "password", id: "key", autocomplete: "off", value: apiKey(), placeholder: "rk_…", "aria-describedby": "key-help",
     onchange: (event) => (setApiKey(event.target.value.trim()), location.reload()),
   });
-  const look = h("select", { id: "theme", onchange: (event) => theme(event.target.value) },
-    Object.entries(THEMES).map(([value, name]) => h("option", { value, selected: value === (localStorage.getItem(THEME) ?? "") }, name)));
   $("tools").append(h("details", { class: "settings" }, h("summary", { "aria-label": "Settings" }, "Settings"),
     h("div", { class: "panel" },
       h("form", { class: "option", onsubmit: (event) => event.preventDefault() }, h("label", { for: "key" }, "API key"), key),
-      h("p", { class: "fine", id: "key-help" }, "Kept for this tab alone."),
-      h("p", { class: "option" }, h("label", { for: "theme" }, "Colours"), look))));
+      h("p", { class: "fine", id: "key-help" }, "Kept for this tab alone."))));
   document.addEventListener("keydown", (event) => event.key === "Escape" && $("tools").firstChild.removeAttribute("open"));
-}
-
-function theme(name) {
-  if (name) localStorage.setItem(THEME, name);
-  else localStorage.removeItem(THEME);
-  document.documentElement.className = name;
 }
 
 mount();

@@ -1,7 +1,7 @@
 // Inside the decode: the tree of one answer, pass by pass, compared with plain beam search.
 
 import { call, request } from "./api.js";
-import { announce, codes, empty, h, logProb, number, problemBox, render, share } from "./dom.js";
+import { announce, codes, empty, h, logProb, number, problemBox, render, share, tile } from "./dom.js";
 import { ASKED } from "./results.js";
 import { state, watch } from "./state.js";
 import { drawTree, layout } from "./tree.js";
@@ -11,8 +11,7 @@ const FATES = {
   rejected: "run, but not a beam",
   patched: "a beam that was not drafted; added by a later pass",
 };
-const STEP_MS = 900;
-let root, pass = 1, all = false, answer = null, timers = [], runs, asked = 0;
+let root, pass = 1, all = false, answer = null, runs = null, asked = 0;
 
 export function mountDecode(into) {
   root = into;
@@ -28,7 +27,6 @@ const speculative = () => ({
 
 async function load() {
   const mine = ++asked;
-  clearTimers();
   render(root, h("h2", {}, "Inside the decode"), h("p", { class: "fine", role: "status" }, "Decoding …"));
   try {
     const found = await call("POST", "/v1/recommendations", { body: speculative() });
@@ -41,7 +39,7 @@ async function load() {
     return;
   }
   pass = answer.trace?.passes ?? 1;
-  runs = { plain: null, times: { tree: [], beam: [] } }; // the traced run is not timed: tracing takes time
+  runs = null;
   draw();
   compare();
 }
@@ -69,10 +67,8 @@ function draw() {
     h("div", { class: "look", id: "look", "aria-live": "polite" }, legend()),
     h("section", { id: "compare", "aria-labelledby": "compare-title" }, side(), h("p", { class: "fine" }, "Searching plainly, too …")));
   picture();
-  drawComparison();
+  if (runs) drawComparison();
 }
-
-const tile = (name, value, fine) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value, h("span", { class: "fine" }, fine)));
 
 function count(nodes) {
   const found = {};
@@ -139,17 +135,16 @@ function probability(name, value) {
 // Passes
 
 function stepper(trace) {
-  const to = (n) => () => (clearTimers(), step(n()));
+  const to = (n) => () => step(n());
   const slider = h("input", {
     type: "range", id: "pass", min: 0, max: trace.passes, step: 1, value: pass, "aria-label": "Passes shown",
-    oninput: (event) => (clearTimers(), step(Number(event.target.value))),
+    oninput: (event) => step(Number(event.target.value)),
   });
   const every = h("input", { type: "checkbox", id: "every", checked: all, onchange: (event) => ((all = event.target.checked), picture()) });
   return h("div", { class: "stepper", role: "group", "aria-label": "Passes of the target" },
     h("button", { type: "button", id: "back", "aria-label": "Pass before", onclick: to(() => Math.max(0, pass - 1)) }, "◂"),
     slider,
     h("button", { type: "button", id: "forth", "aria-label": "Next pass", onclick: to(() => Math.min(trace.passes, pass + 1)) }, "▸"),
-    h("button", { type: "button", class: "quiet", onclick: play }, "Play"),
     h("output", { id: "pass-text", for: "pass" }),
     h("label", { class: "end" }, every, " every rejected node"));
 }
@@ -171,30 +166,16 @@ function step(to) {
   announce(text);
 }
 
-function play() {
-  clearTimers();
-  step(0);
-  for (let n = 1; n <= answer.trace.passes; n++) timers.push(setTimeout(step, n * STEP_MS, n));
-}
-
-function clearTimers() {
-  timers.forEach(clearTimeout);
-  timers = [];
-}
-
 // Side by side with plain beam search
 
 async function compare() {
   const mine = asked;
   const body = { ...speculative(), include: ["timing"] };
   try {
-    const beam = await call("POST", "/v1/recommendations", { body: { ...body, mode: "beam" } });
-    const tree = await call("POST", "/v1/recommendations", { body });
+    const plain = await call("POST", "/v1/recommendations", { body: { ...body, mode: "beam" } });
+    const tree = await call("POST", "/v1/recommendations", { body }); // tracing takes time
     if (mine !== asked) return;
-    runs.plain = beam;
-    runs.times.beam.push(beam.timing.compute_ms);
-    runs.times.tree.push(tree.timing.compute_ms);
-    runs.tree = tree;
+    runs = { plain, tree };
     drawComparison();
   } catch (problem) {
     if (mine !== asked) return;
@@ -204,8 +185,8 @@ async function compare() {
 
 function drawComparison() {
   const box = root.querySelector("#compare");
-  if (!box || !runs.plain) return;
-  const { plain, tree, times } = runs;
+  if (!box) return;
+  const { plain, tree } = runs;
   const ids = (of) => of.items.map((item) => item.item_id);
   const [ours, theirs] = [ids(answer), ids(plain)];
   const same = ours.length === theirs.length && ours.every((id, i) => id === theirs[i]);
@@ -215,32 +196,23 @@ function drawComparison() {
     ["tokens processed by the target", (of) => number(decode(of).target_tokens)],
     ["nodes drafted", (of) => number(decode(of).drafted_nodes ?? 0)],
     ["certificate", (of) => of.certificate ?? "–"],
+    ["compute", (of) => `${number(of.timing?.compute_ms, 1)} ms`],
   ];
-  const n = times.beam.length;
   render(box,
     side(),
     h("p", { class: same ? "same" : "differs" }, same ? `The same ${ours.length} items in the same order.` : `${ours.filter((id) => theirs.includes(id)).length} of ${theirs.length} items are the same.`),
     h("div", { class: "two" },
       h("table", {}, h("caption", { class: "sr" }, "Counts and time of each search"),
         h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "col" }, "speculative"), h("th", { scope: "col" }, "plain"))),
-        h("tbody", {},
-          rows.map(([name, of]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, of(tree)), h("td", {}, of(plain)))),
-          h("tr", {}, h("th", { scope: "row" }, n > 1 ? `compute, median of ${n}` : "compute"),
-            h("td", {}, `${number(median(times.tree), 1)} ms`), h("td", {}, `${number(median(times.beam), 1)} ms`)))),
+        h("tbody", {}, rows.map(([name, of]) =>
+          h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, of(tree)), h("td", {}, of(plain)))))),
       h("table", { class: "lists" }, h("caption", { class: "sr" }, "Both lists"),
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "rank"), h("th", { scope: "col" }, "speculative"), h("th", { scope: "col" }, "plain"))),
         h("tbody", {}, Array.from({ length: Math.max(ours.length, theirs.length) }, (_, i) => h("tr", { class: ours[i] === theirs[i] ? "" : "off" },
           h("th", { scope: "row" }, i + 1), h("td", {}, name(answer.items[i])),
           h("td", {}, ours[i] === theirs[i] ? "the same" : name(plain.items[i]))))))),
-    h("p", { class: "fine" }, "Which search is faster depends on the cost of a pass: on an accelerator, a wide pass takes little longer than a narrow one; on a CPU, its time grows with its tokens."),
-    h("button", { type: "button", id: "again", "data-key": "again", onclick: compare }, "Run both again"));
+    h("p", { class: "fine" }, "Which search is faster depends on the cost of a pass: on an accelerator, a wide pass takes little longer than a narrow one; on a CPU, its time grows with its tokens."));
 }
 
 const side = () => h("h3", { id: "compare-title" }, "Side by side with plain beam search");
 const name = (item) => item?.title || item?.item_id || "–";
-
-function median(of) {
-  const sorted = [...of].sort((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
-}

@@ -93,3 +93,7 @@ export function problemBox(problem, retry) {
 
 export const empty = (title, ...text) =>
   h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), h("p", {}, ...text));
+
+/** A figure with its name and a remark. */
+export const tile = (name, value, about) =>
+  h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value, h("span", { class: "fine" }, about)));

@@ -2,7 +2,7 @@
 
 import { at, call, latest, remember } from "./api.js";
 import { bars } from "./charts.js";
-import { h, moment, number, percent, plural, problemBox, render } from "./dom.js";
+import { h, moment, number, percent, plural, problemBox, render, tile } from "./dom.js";
 import { openItem } from "./item.js";
 import { state, update, watch } from "./state.js";
 
@@ -69,8 +69,6 @@ function draw(found, trends) {
         })), 1) : h("p", { class: "fine" }, "Nothing was recommended in this period.")),
       h("section", { class: "panel" }, h("h3", {}, "How to read this"), h("ul", { class: "notes" }, notes(found).map((text) => h("li", {}, text))))));
 }
-
-const tile = (name, value, about) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value, h("span", { class: "fine" }, about)));
 
 function rate(name, row, found) {
   if (row.rate === null) return tile(name, "–", "no recommendations");

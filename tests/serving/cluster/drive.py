@@ -27,11 +27,10 @@ import yaml
 
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.run import score
-from recsys.serving.cluster.deployment import APPLICATION, REPLICAS
+from recsys.serving.cluster.deployment import APPLICATION, REPLICAS, deployed
 from recsys.serving.cluster.door import Handle
-from recsys.serving.cluster.exchange import Call
 from recsys.serving.cluster.ray import import_ray, start_ray
-from recsys.serving.cluster.server import deployed
+from recsys.serving.cluster.replica import Call
 from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
 

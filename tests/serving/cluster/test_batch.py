@@ -20,7 +20,7 @@ from recsys.errors import ArtifactError, DataError, RecsysError
 from recsys.interactions import Behaviour, Histories, Interactions
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
-from recsys.serving.batch import scoring, workers
+from recsys.serving.batch import run, scoring
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
 from recsys.serving.batch.run import score
@@ -205,11 +205,11 @@ def test_two_processes_finish_a_killed_run_with_the_same_bytes(bundles, tmp_path
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_failed_worker_reports_the_reason_and_the_part(job, monkeypatch):
     fork = get_context("fork")  # what it says is the same, and it need not import everything
-    monkeypatch.setattr(workers, "get_context", lambda _: fork)
+    monkeypatch.setattr(run, "get_context", lambda _: fork)
     bad = Job(job.bundle, job.users, None, {"k": 5, "mode": "relaxed", "seed": 1}, 8)
     assert bad.plan
     with pytest.raises(RecsysError, match="failed at part 0: mode 'relaxed' needs a draft"):
-        list(workers.on_processes(bad, [0], 1))
+        list(run.on_processes(bad, [0], 1))
 
 
 @pytest.fixture

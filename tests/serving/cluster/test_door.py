@@ -16,8 +16,7 @@ from recsys.serving.batcher import QueueFullError
 from recsys.serving.cluster import deployment
 from recsys.serving.cluster.deployment import REPLICAS, ServedDoor
 from recsys.serving.cluster.door import Door, ReplicaLostError
-from recsys.serving.cluster.exchange import Call, Reply, answer
-from recsys.serving.cluster.replica import Replica
+from recsys.serving.cluster.replica import Call, Replica, Reply, answer
 from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
 
