@@ -261,24 +261,19 @@ class Engine:
             spare: further slots of each request, which decodes with candidates need that will be
                 captured next (`capture_decodes`).
         """
-        with self._timed():
-            self._capture(batch, max(self.prompt_slots, prompt), num_beams, plans, spare)
-
-    def _capture(
-        self, batch: int, prompt: int, num_beams: int, plans: Sequence[Plan] | None, spare: int
-    ) -> None:
-        trie = self.trie
         plans = self.plans if plans is None else plans
         trees = [plan.nodes for plan in plans if plan.mode == Mode.DRAFT]
-        grid = self._grid(batch, prompt, num_beams)
+        grid = self._grid(batch, max(self.prompt_slots, prompt), num_beams)
         shapes = [grid.of_target(plans)]
         if self.draft is not None and trees:
             shapes.append(set())
-            for widths in _draft_widths(DeviceTrie.of(trie, self.draft.device), trees, num_beams):
+            on_device = DeviceTrie.of(self.trie, self.draft.device)
+            for widths in _draft_widths(on_device, trees, num_beams):
                 shapes[-1] |= grid.of_beams(widths)
-        for number, (model, model_shapes) in enumerate(zip(self._models, shapes, strict=False)):
-            slots = max(s.view for s in model_shapes) + whole_blocks(spare)
-            self._passes(number, model, batch, slots).warm_up(model_shapes)
+        with self._timed():
+            for number, (model, own) in enumerate(zip(self._models, shapes, strict=False)):
+                slots = max(shape.view for shape in own) + whole_blocks(spare)
+                self._passes(number, model, batch, slots).warm_up(own)
 
     def capture_decodes(
         self,
@@ -309,45 +304,33 @@ class Engine:
                 that cannot be captured: of another mode, without a draft model, or with a draft for
                 a catalog of one level.
         """
+        prompt = max(self.prompt_slots, prompt)
         with self._timed():
-            self._capture_decodes(
-                batch, max(self.prompt_slots, prompt), num_beams, candidates, plans
-            )
-
-    def _capture_decodes(
-        self,
-        batch: int,
-        prompt: int,
-        num_beams: int,
-        candidates: Sequence[tuple[int, int]],
-        plans: Sequence[Plan],
-    ) -> None:
-        tokens = min(model.vocabulary_size for model in self._models)
-        catalog = FixedTrie(self.trie, self.target.device, tokens=tokens)
-        grid = self._grid(batch, prompt, num_beams, catalog.trie.source)
-        for plan in plans:
-            drafted = plan.mode == Mode.DRAFT and self.draft is not None
-            if plan.mode != Mode.BEAM and not (drafted and grid.widths):
-                raise ValueError(
-                    f"plans: {plan} cannot be captured as a whole; want beam, or draft with a "
-                    "draft model and a catalog of more than one level"
-                )
-        extra = max((nodes for _, nodes in candidates), default=0)
-        passes = [self._passes(0, self.target, batch, grid.most_slots(plans, extra))]
-        trees = max((plan.nodes for plan in plans), default=0)
-        if trees and self.draft is not None:
-            nodes = [plan.nodes for plan in plans if plan.nodes]
-            widths = _draft_widths(catalog.trie, nodes, num_beams)
-            slots = whole_blocks(prompt) + whole_blocks(max(map(sum, widths)))
-            passes.append(self._passes(1, self.draft, batch, slots))
-        self.decodes, self._catalog = {}, catalog  # frees the memory of those before
-        limits = {"prompt": prompt, "num_beams": num_beams}
-        shapes = {plan: self._decodes(plan, passes, catalog, **limits) for plan in plans}
-        for plan, decodes in shapes.items():
-            models = self._models if plan.mode == Mode.DRAFT else [self.target]
-            with_prefixes = all(model.prefixes is not None for model in models)
-            decodes.warm_up(grid.of_decodes(plan, kept=with_prefixes, candidates=candidates))
-        self.decodes = shapes
+            tokens = min(model.vocabulary_size for model in self._models)
+            catalog = FixedTrie(self.trie, self.target.device, tokens=tokens)
+            grid = self._grid(batch, prompt, num_beams, catalog.trie.source)
+            for plan in plans:
+                drafted = plan.mode == Mode.DRAFT and self.draft is not None
+                if plan.mode != Mode.BEAM and not (drafted and grid.widths):
+                    raise ValueError(
+                        f"plans: {plan} cannot be captured as a whole; want beam, or draft with a "
+                        "draft model and a catalog of more than one level"
+                    )
+            extra = max((nodes for _, nodes in candidates), default=0)
+            passes = [self._passes(0, self.target, batch, grid.most_slots(plans, extra))]
+            trees = [plan.nodes for plan in plans if plan.nodes]
+            if trees and self.draft is not None:
+                widths = _draft_widths(catalog.trie, trees, num_beams)
+                slots = whole_blocks(prompt) + whole_blocks(max(map(sum, widths)))
+                passes.append(self._passes(1, self.draft, batch, slots))
+            self.decodes, self._catalog = {}, catalog  # frees the memory of those before
+            limits = {"prompt": prompt, "num_beams": num_beams}
+            shapes = {plan: self._decodes(plan, passes, catalog, **limits) for plan in plans}
+            for plan, decodes in shapes.items():
+                models = self._models if plan.mode == Mode.DRAFT else [self.target]
+                kept = all(model.prefixes is not None for model in models)
+                decodes.warm_up(grid.of_decodes(plan, kept=kept, candidates=candidates))
+            self.decodes = shapes
 
     def _decodes(
         self, plan: Plan, passes: Sequence[PassGraphs], catalog: FixedTrie, **limits: int
