@@ -45,11 +45,9 @@ ERRORS = 2.0  # standard errors by which the best of all sources must exceed the
 PRIOR = {
     "item_item.value": 0.05, "item_item.rank": -0.08, "item_item.gap": 0.01,
     "last_item.value": 0.06, "last_item.rank": 0.0, "last_item.gap": -0.03,
-    "neighbors.value": 0.05, "neighbors.rank": -0.06, "neighbors.gap": 0.01,
     "vectors.value": 0.13, "vectors.rank": 0.03, "vectors.gap": 0.13,
     "last_vectors.value": -0.05, "last_vectors.rank": 0.02, "last_vectors.gap": -0.05,
     "content.value": 0.17, "content.rank": -0.02, "content.gap": 0.16,
-    "last_content.value": 0.04, "last_content.rank": 0.07, "last_content.gap": 0.04,
     "sasrec.value": 0.33, "sasrec.rank": -0.09, "sasrec.gap": 0.33,
     "popularity": 0.25,
     "model.value": 0.07, "model.rank": -0.05, "model.gap": 0.07, "model.missing": -0.06,

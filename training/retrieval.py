@@ -57,7 +57,6 @@ from recsys.training.validation import TOP
 
 KIND = "retrieval"
 BATCH = 64
-NEIGHBORS = 200  # of an item by common users
 LEAST_DECODED = 128  # validation users who are decoded even if the time is spent
 # The parts of the stage's time by whose ends these are done.
 NEAR, DECODED, CHOSEN, FITTED_TO_NEW = 0.25, 0.5, 0.75, 0.95
@@ -191,7 +190,6 @@ def _count(dataset: Dataset, config: RetrievalConfig, near: sparse.csr_array | N
         item_item,
         counts(),
         config.smoothing,
-        neighbors=ItemItem.cosine(histories, size).pruned(NEIGHBORS),
         types=EventTypes.of(histories, dataset.is_target[trained], size, dataset.behaviours),
         recent=counts(half_life_days=RECENT_SHARE * span) if span else None,
         fitted_on=digest(histories),

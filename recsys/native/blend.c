@@ -156,17 +156,16 @@ static double value_of(const Sums *sums, int64_t item) {
 
 /* The evidence of a history: of all its events, or with `last` of the last one alone. Returns whether
  * there is any. */
-static int find_evidence(const Fitted *f, const Asked *asked, int64_t b, const Matrix *matrix,
-                         const double *decay, int last, int shares, Sums *sums) {
+static int find_evidence(const Fitted *f, const Asked *asked, int64_t b, int last, Sums *sums) {
     const int64_t end = asked->offset[b + 1];
     int64_t p = asked->offset[b];
     if (last && p < end) p = end - 1;
     for (; p < end; p++)
         if (asked->history[p] >= 0 && asked->history[p] < f->items)
-            add_row(matrix, asked->history[p], decay[end - 1 - p], sums);
+            add_row(&f->item_item, asked->history[p], asked->decay[end - 1 - p], sums);
     double total = 0;
     EACH_TOUCHED(sums, item) total += (double)(float)sums->sum[item];
-    sums->total = shares && total > 0 ? total : 1;
+    sums->total = total > 0 ? total : 1;
     return total > 0;
 }
 
@@ -194,14 +193,11 @@ static void find_vector(const Fitted *f, const Asked *asked, int64_t b, int last
     make_unit(whole, f->vector_size, out);
 }
 
-/* The same by content. */
-static void find_content(const Fitted *f, const Asked *asked, int64_t b, int last, double *whole,
-                         float *out) {
+/* The unit vector of a history by content. */
+static void find_content(const Fitted *f, const Asked *asked, int64_t b, double *whole, float *out) {
     const int64_t end = asked->offset[b + 1];
-    int64_t p = asked->offset[b];
-    if (last && p < end) p = end - 1;
     memset(whole, 0, (size_t)f->terms * sizeof(double));
-    for (; p < end; p++) {
+    for (int64_t p = asked->offset[b]; p < end; p++) {
         const int64_t item = asked->history[p];
         if (item < 0 || item >= f->items) continue;
         const double weight = asked->decay[end - 1 - p];
@@ -263,7 +259,7 @@ static void cosines(const Fitted *f, const Asked *asked, char *memory, float *ou
     lay_out(f, asked->batch, 0, 0, memory, &room);
     for (int64_t b = 0; b < asked->batch; b++, out += f->items) {
         const uint8_t *blocked = asked->blocked + b * f->items;
-        find_content(f, asked, b, 0, room.whole, room.query);
+        find_content(f, asked, b, room.whole, room.query);
         memset(out, 0, (size_t)f->items * sizeof(float));
         for (int64_t t = 0; t < f->terms; t++) {
             const float weight = room.query[t];
@@ -387,18 +383,13 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
         int32_t *items = p->items + b * p->width;
         /* The heap of the request's nearest items ends where the other one begins. */
         Entry *probable = room.heap + b * most + p->half;
-        const int filled = find_evidence(f, asked, b, &f->item_item, asked->decay, 0, 1, &room.shares);
+        const int filled = find_evidence(f, asked, b, 0, &room.shares);
         const int64_t first =
             most_probable(f, &room.shares, filled, blocked, p->k, room.mark, likely, probable);
         int64_t found = add(probable, first, room.mark, items, 0);
-        find_evidence(f, asked, b, &f->item_item, asked->decay, 1, 1, &room.others);
+        find_evidence(f, asked, b, 1, &room.others);
         found = add(heap, best_of(&room.others, blocked, heap, p->half), room.mark, items, found);
         clear(&room.others);
-        if (f->neighbors.start) {
-            find_evidence(f, asked, b, &f->neighbors, asked->neighbor_decay, 0, 0, &room.others);
-            found = add(heap, best_of(&room.others, blocked, heap, p->half), room.mark, items, found);
-            clear(&room.others);
-        }
         if (p->cosines) {
             int64_t count = 0;
             for (int64_t i = 0; i < p->near; i++) {
@@ -435,17 +426,15 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
 static void find_values(const Fitted *f, const Asked *asked, const Ranking *r, int64_t b, int64_t source,
                         Room *room, int64_t live) {
     const int32_t *items = r->items + b * r->width;
-    const int last = source == LAST_ITEM || source == LAST_VECTORS || source == LAST_CONTENT;
+    const int last = source == LAST_ITEM || source == LAST_VECTORS;
     float *values = room->values;
     const float *query = room->query;
     if (source == ITEM_ITEM || source == LAST_ITEM)
-        find_evidence(f, asked, b, &f->item_item, asked->decay, last, 1, &room->others);
-    if (source == NEIGHBORS && f->neighbors.start)
-        find_evidence(f, asked, b, &f->neighbors, asked->neighbor_decay, 0, 0, &room->others);
+        find_evidence(f, asked, b, last, &room->others);
     if ((source == VECTORS || source == LAST_VECTORS) && f->vectors)
         find_vector(f, asked, b, last, room->whole, room->query);
-    if ((source == CONTENT || source == LAST_CONTENT) && f->content.start)
-        find_content(f, asked, b, last, room->whole, room->query);
+    if (source == CONTENT && f->content.start)
+        find_content(f, asked, b, room->whole, room->query);
     for (int64_t i = 0; i < live; i++) {
         const int64_t item = items[room->live[i]];
         values[i] = NAN;
@@ -454,11 +443,9 @@ static void find_values(const Fitted *f, const Asked *asked, const Ranking *r, i
             if (known > -INFINITY) values[i] = known;
         } else if (source == ITEM_ITEM || source == LAST_ITEM) {
             values[i] = (float)value_of(&room->others, item);
-        } else if (source == NEIGHBORS) {
-            if (f->neighbors.start) values[i] = (float)value_of(&room->others, item);
         } else if (source == VECTORS || source == LAST_VECTORS) {
             if (f->vectors) values[i] = dot(query, f->vectors + item * f->vector_size, f->vector_size);
-        } else if (source == CONTENT || source == LAST_CONTENT) {
+        } else if (source == CONTENT) {
             if (f->content.start) values[i] = content_of(f, item, query);
         } else if (source == SASREC && f->states) {
             values[i] = dot(asked->states + b * f->state_size, f->states + item * f->state_size,

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 10 };       /* raise it with every change of these structures */
+enum { ABI = 11 };       /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { ITEMS_OF_PANEL = 16 }; /* whose vectors the blend multiplies together */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
@@ -109,7 +109,7 @@ typedef struct {
 /* What `recsys.retrieval.Retrieval` has fitted on a catalog; parts that it lacks are NULL. */
 typedef struct {
     int64_t items, terms, vector_size, state_size;
-    Matrix item_item, neighbors, content;
+    Matrix item_item, content;
     Matrix postings; /* `content` transposed: the items of each term */
     const float *vectors, *states;           /* (items, vector_size); of SASRec, (items, state_size) */
     /* The states, or without SASRec the vectors, with zeros up to a multiple of ITEMS_OF_PANEL items
@@ -127,7 +127,7 @@ typedef struct {
     int64_t batch;
     const int64_t *offset;                /* (batch + 1,) */
     const int32_t *history;
-    const double *decay, *neighbor_decay; /* weights by age, from 0 to the longest history */
+    const double *decay;                  /* weights by age, from 0 to the longest history */
     const uint8_t *blocked;               /* (batch, items) */
     const float *states;                  /* (batch, state_size) last states of SASRec */
 } Asked;
@@ -141,10 +141,10 @@ typedef struct {
     uint8_t *supported;     /* (batch, width) whether it is not proposed for popularity alone */
 } Proposals;
 
-/* Sources of the reranker; the first three are shares. */
+/* Sources of the reranker; the first two are shares. */
 enum {
-    ITEM_ITEM, LAST_ITEM, NEIGHBORS, VECTORS, LAST_VECTORS, CONTENT, LAST_CONTENT, SASREC, MODEL,
-    POPULARITY, RECENT, MOST_SOURCES, LAST_SHARE = NEIGHBORS
+    ITEM_ITEM, LAST_ITEM, VECTORS, LAST_VECTORS, CONTENT, SASREC, MODEL, POPULARITY, RECENT,
+    MOST_SOURCES, LAST_SHARE = LAST_ITEM
 };
 
 /* Weights of a source's features; `new_rank` is that of the rank of an item without events. */

@@ -121,7 +121,6 @@ def without(retrieval: Retrieval, items: NDArray[np.integer]) -> Retrieval:
         counts=retrieval.counts * there,
         vectors=vectors,
         content=content,
-        neighbors=None if retrieval.neighbors is None else blanked(retrieval.neighbors),
         sasrec=sasrec,
         types=types,
         recent=None if retrieval.recent is None else retrieval.recent * there,

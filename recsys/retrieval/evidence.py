@@ -79,14 +79,6 @@ class Evidence:
         return self.last.sums(self.retrieval.item_item.weights).normalised()
 
     @cached_property
-    def common(self) -> Entries:
-        """(n, items) scores by common users."""
-        neighbors = self.retrieval.neighbors
-        assert neighbors is not None  # noqa: S101 - the caller has looked
-        recency = WeightedItems.decayed(self.histories, len(neighbors), neighbors.decay)
-        return recency.sums(neighbors.weights)
-
-    @cached_property
     def to_targets(self) -> Entries:
         """(n, items) share of each item in the evidence of the next target event."""
         assert self.retrieval.types is not None  # noqa: S101 - the caller has looked
@@ -112,34 +104,27 @@ class Evidence:
 
     @cached_property
     def content(self) -> NDArray[np.float32]:
-        """(2 n, terms) unit vectors of the contents of the histories, then of the last items."""
-        of_last = self._content(self._last, self.last, 1.0)
-        of_all = self._content(self.histories, self.recency, self.retrieval.item_item.decay)
-        return unit(np.concatenate([of_all, of_last]))
+        """(n, terms) unit vectors of the contents of the histories."""
+        retrieval, later, size = self.retrieval, self.later, len(self.retrieval)
+        assert retrieval.content is not None  # noqa: S101 - the caller has looked
+        scores = self.recency.dense(retrieval.content.rows)
+        is_later = self.histories.items >= size
+        if later is not None and is_later.any():
+            decay, most = retrieval.item_item.decay, size + len(later)
+            own = WeightedItems.decayed(self.histories, most, decay, is_later)
+            scores = scores + replace(own, items=own.items - size).dense(later.content)
+        return unit(scores)
 
     @cached_property
     def cosines(self) -> NDArray[np.float32]:
-        """(2 n, items) their cosines with the catalog's contents."""
+        """(n, items) their cosines with the catalog's contents."""
         assert self.retrieval.content is not None  # noqa: S101 - the caller has looked
         return self.retrieval.content.cosines(self.content)
 
     @cached_property
     def later_cosines(self) -> NDArray[np.float32] | None:
-        """(2 n, later) the same with the contents of the later items."""
+        """(n, later) the same with the contents of the later items."""
         return None if self.later is None else cosines(self.later.content, self.content)
-
-    def _content(
-        self, histories: Histories, recency: WeightedItems, decay: float
-    ) -> NDArray[np.float64]:
-        """(n, terms) sums of contents; `recency` has the items of the catalog."""
-        retrieval, later = self.retrieval, self.later
-        assert retrieval.content is not None  # noqa: S101 - the caller has looked
-        size, scores = len(retrieval), recency.dense(retrieval.content.rows)
-        is_later = histories.items >= size
-        if later is None or not is_later.any():
-            return scores
-        own = WeightedItems.decayed(histories, size + len(later), decay, is_later)
-        return scores + replace(own, items=own.items - size).dense(later.content)
 
     def values(
         self, items: NDArray[np.integer], sources: Sequence[str]
@@ -157,15 +142,13 @@ class Evidence:
         """
         retrieval = self.retrieval
         known = np.where((items >= 0) & (items < len(retrieval)), items, len(retrieval))
-        counts, later, n = np.append(retrieval.counts, 0.0), self.later, len(items)
+        counts, later = np.append(retrieval.counts, 0.0), self.later
         compute: dict[str, Callable[[], NDArray[Any]]] = {
             "item_item": lambda: self.shares.at(known),
             "last_item": lambda: self.last_shares.at(known),
             POPULARITY: lambda: np.log1p(counts[known]),
             NEW: lambda: counts[known] == 0,
         }
-        if retrieval.neighbors is not None:
-            compute["neighbors"] = lambda: self.common.at(known)
         if (recent := retrieval.recent) is not None:
             compute[RECENT] = lambda: np.log1p(np.append(recent, 0.0)[known])
         if (types := retrieval.types) is not None:
@@ -180,9 +163,7 @@ class Evidence:
             compute["vectors"] = lambda: near(self.vectors)
             compute["last_vectors"] = lambda: near(self.last_vectors)
         if retrieval.content is not None:
-            alike = partial(self._alike, items)
-            compute["content"] = lambda: alike(slice(None, n))
-            compute["last_content"] = lambda: alike(slice(n, None))
+            compute["content"] = partial(self._alike, items)
         if (sasrec := retrieval.sasrec) is not None:
             rows = None if later is None else later.sasrec
             compute[SASREC] = partial(self._of_both, self.states, items, sasrec.vectors, rows)
@@ -194,15 +175,15 @@ class Evidence:
                 values_by_source[source] = np.full(items.shape, np.nan)
         return values_by_source
 
-    def _alike(self, items: NDArray[np.integer], which: slice) -> NDArray[np.float32]:
-        """(n, c) cosines of contents, of some rows of `self.cosines`; NaN outside the items."""
+    def _alike(self, items: NDArray[np.integer]) -> NDArray[np.float32]:
+        """(n, c) cosines of contents; NaN outside the items."""
         size = len(self.retrieval)
         inside = (items >= 0) & (items < size)
-        near = np.take_along_axis(self.cosines[which], np.where(inside, items, 0), axis=1)
+        near = np.take_along_axis(self.cosines, np.where(inside, items, 0), axis=1)
         cosines = np.where(inside, near, np.float32(np.nan))
         if (later := self.later_cosines) is not None:
             row, column = np.nonzero((items >= size) & (items < size + later.shape[1]))
-            cosines[row, column] = later[which][row, items[row, column] - size]
+            cosines[row, column] = later[row, items[row, column] - size]
         return cosines
 
     def _of_both(

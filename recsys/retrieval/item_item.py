@@ -115,14 +115,6 @@ class ItemItem:
             _finished(sparse.csr_array((similarity, (a, b)), shape=(num_items, num_items))), decay
         )
 
-    def pruned(self, k: int) -> ItemItem:
-        """Keep the k largest weights of each row."""
-        row, _, column, weight = best_of(self.weights, k)
-        return replace(
-            self,
-            weights=sparse.csr_array((weight, (row, column)), shape=self.weights.shape),
-        )
-
     @classmethod
     def to_targets(
         cls,

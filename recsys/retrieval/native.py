@@ -36,8 +36,8 @@ _NO_ROOM = 0, 0, None
 _RANKED = {
     name: int(getattr(constants, name.upper()))
     for name in (
-        "item_item", "last_item", "neighbors", "vectors", "last_vectors", "content", "last_content",
-        "sasrec", "model", "popularity", "recent",
+        "item_item", "last_item", "vectors", "last_vectors", "content", "sasrec", "model",
+        "popularity", "recent",
     )
 }  # fmt: skip
 _INPUTS = {
@@ -53,8 +53,8 @@ class NativeRetrieval:
         """Copy what has another type; the large arrays of the `Retrieval` are shared."""
         self._call = native.call
         self._kept: list[Any] = []
-        self._decays = [retrieval.item_item.decay]
-        neighbors, content = retrieval.neighbors, retrieval.content
+        self._decay = retrieval.item_item.decay
+        content = retrieval.content
         fields = {
             "items": len(retrieval),
             "item_item": self._matrix(retrieval.item_item.weights),
@@ -66,9 +66,6 @@ class NativeRetrieval:
         }
         self._fitted = ffi.new("Fitted *", fields)
         fitted = self._fitted
-        if neighbors is not None:
-            fitted.neighbors = self._matrix(neighbors.weights)
-            self._decays.append(neighbors.decay)
         if content is not None:
             fitted.content, fitted.terms = self._matrix(content.rows), content.rows.shape[1]
             fitted.postings = self._matrix(content.columns)
@@ -84,9 +81,8 @@ class NativeRetrieval:
         nearest = vectors if sasrec is None else sasrec
         if nearest is not None:
             fitted.panels = self._panels(nearest.vectors)
-        self._parts = 1 + sum(
-            part is not None for part in (neighbors, content, sasrec or vectors)
-        )  # that propose half as many items
+        # that propose half as many items
+        self._parts = 1 + sum(part is not None for part in (content, sasrec or vectors))
         self._orders = 1 + (recent is not None)
         self._own = threading.local()
 
@@ -224,13 +220,12 @@ class NativeRetrieval:
         offsets = np.ascontiguousarray(histories.offsets, np.int64)
         items = np.ascontiguousarray(histories.items, np.int32)
         longest = int(np.diff(offsets).max(initial=0))
-        decays = [_decays(decay, 64 * (longest // 64 + 1)) for decay in self._decays]
+        decays = _decays(self._decay, 64 * (longest // 64 + 1))
         fields = {
             "batch": len(histories),
             "offset": offsets.ctypes.data,
             "history": items.ctypes.data,
-            "decay": decays[0].ctypes.data,
-            "neighbor_decay": decays[-1].ctypes.data,
+            "decay": decays.ctypes.data,
         }
         return ffi.new("Asked *", fields), [offsets, items, decays]
 

@@ -26,11 +26,11 @@ from recsys.arguments import MOST_NODES
 
 MODEL, POPULARITY = "model", "popularity"
 LEAST_USERS = 8  # of validation; with fewer, no source is served in place of the reranker
-SHARES = ("item_item", "last_item", "neighbors", "to_targets")
-"""Evidence by order given the history and given its last item, by common users, and of the next
-event of a target type."""
-COSINES = ("vectors", "last_vectors", "content", "last_content")
-"""Cosines with the history and with its last item, by item vectors and by content."""
+SHARES = ("item_item", "last_item", "to_targets")
+"""Evidence by order given the history and given its last item, and of the next event of a target
+type."""
+COSINES = ("vectors", "last_vectors", "content")
+"""Cosines with the history and its last item by item vectors, and with the history by content."""
 SASREC = "sasrec"
 """Logits of SASRec."""
 TARGET_POPULARITY = "target_popularity"

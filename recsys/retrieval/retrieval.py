@@ -52,15 +52,15 @@ from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
-FORMAT = 4  # of the files; 1 had a blend of three numbers, 2 no terms of the content
-LINEAR = 3  # the same without a network
+FORMAT = 6  # of the files; up to 4, they had scores by common users
+LINEAR = 5  # the same without a network
 NETWORK = "reranker_network.npy"
 TARGET_COUNTS = "target_popularity.npy"
 RECENT_COUNTS = "recent_popularity.npy"
 TRAINED = "trained"  # folder of the counts of training events alone
 WORDS, VALUES = "words", "values"  # parts of the content
 # Stems of sparse matrices:
-ITEM_ITEM, NEIGHBORS, CONTENT, TO_TARGETS = "item_item", "neighbors", "content", "to_targets"
+ITEM_ITEM, CONTENT, TO_TARGETS = "item_item", "content", "to_targets"
 
 
 class Candidates(NamedTuple):
@@ -88,7 +88,6 @@ class Retrieval:
         smoothing: s, in (0, 1].
         vectors: item vectors, or None.
         content: words and attribute values of the items, or None.
-        neighbors: scores by common users (item-kNN), or None.
         sasrec: a SASRec of the same items, or None. It is stored elsewhere in a bundle.
         types: what is known from the types of events; None without types.
         recent: (items,) float64 training events that are much decayed; None without times.
@@ -101,7 +100,6 @@ class Retrieval:
     smoothing: float = 0.03
     vectors: VectorIndex | None = None
     content: ContentIndex | None = None
-    neighbors: ItemItem | None = None
     sasrec: SasRec | None = None
     types: EventTypes | None = None
     recent: NDArray[np.float64] | None = None
@@ -112,7 +110,7 @@ class Retrieval:
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing must lie in (0, 1], got {self.smoothing}")
         shapes = {"item_item": self.item_item.weights.shape[0]}
-        for name in ("vectors", "content", "neighbors", "sasrec", "types", "recent"):
+        for name in ("vectors", "content", "sasrec", "types", "recent"):
             if (part := getattr(self, name)) is not None:
                 shapes[name] = len(part)
         for name, size in shapes.items():
@@ -126,14 +124,12 @@ class Retrieval:
     def sources(self) -> list[str]:
         """The sources of the reranker that this retrieval has, and the model."""
         parts = {
-            "neighbors": self.neighbors,
             "to_targets": self.types,
             TARGET_POPULARITY: self.types,
             RECENT: self.recent,
             "vectors": self.vectors,
             "last_vectors": self.vectors,
             "content": self.content,
-            "last_content": self.content,
             SASREC: self.sasrec,
         }
         names = [] if self.types is None else [f"{SEEN}{name}" for name in self.types.numbers]
@@ -221,10 +217,10 @@ class Retrieval:
     ) -> Proposals:
         """Items for the reranker: those of `candidates`, then k/2 of each further source.
 
-        These are the items with the most evidence given the last item and by common users, the
-        nearest by content and by SASRec (or by vectors without one), and k/4 popular items (and k/4
-        recently popular ones, if times are known). Of the
-        `later` items, which `allowed` then includes, it is the nearest by content and by SASRec.
+        These are the items with the most evidence given the last item, the nearest by content and
+        by SASRec (or by vectors without one), and k/4 popular items (and k/4 recently popular ones,
+        if times are known). Of the `later` items, which `allowed` then includes, it is the nearest
+        by content and by SASRec.
         `grown` as in `Evidence`.
         """
         size = len(self) + (0 if later is None else len(later))
@@ -234,14 +230,12 @@ class Retrieval:
             return Proposals(*native.propose(evidence, k, free), evidence)
         first, half = self._candidates(evidence, k, blocked), -(-k // 2)
         proposed = [first.items, best_items(evidence.last_shares, half, blocked)]
-        if self.neighbors is not None:
-            proposed.append(best_items(evidence.common, half, blocked))
         if self.types is not None:
             proposed.append(best_items(evidence.to_targets, half, blocked))
             seen = WeightedItems.decayed(histories, len(self), SEEN_DECAY).entries(len(self))
             proposed.append(best_items(seen, half, blocked))
         if self.content is not None:
-            proposed.append(nearest(evidence.cosines[: len(histories)], half, blocked))
+            proposed.append(nearest(evidence.cosines, half, blocked))
         if self.sasrec is not None:
             logits = product(evidence.states, self.sasrec.vectors)
             logits[~evidence.states.any(axis=1)] = -np.inf
@@ -267,7 +261,7 @@ class Retrieval:
         `blocked` (n, later) are those that a history may not get.
         """
         assert evidence.later_cosines is not None  # noqa: S101 - there are later items
-        proposed = [nearest(evidence.later_cosines[: len(blocked)], width, blocked)]
+        proposed = [nearest(evidence.later_cosines, width, blocked)]
         if self.sasrec is not None and later.sasrec is not None:
             logits = product(evidence.states, np.nan_to_num(later.sasrec))
             known = np.any(evidence.states != 0, axis=1, keepdims=True)
@@ -340,7 +334,6 @@ class Retrieval:
             "format": LINEAR if linear else FORMAT,
             "decay": self.item_item.decay,
             "smoothing": self.smoothing,
-            "neighbors_decay": None if self.neighbors is None else self.neighbors.decay,
             "behaviours": []
             if self.types is None
             else [behaviour._asdict() for behaviour in self.types.behaviours],
@@ -362,8 +355,6 @@ class Retrieval:
         """Write the arrays that depend on events."""
         save_matrix(folder, ITEM_ITEM, self.item_item.weights)
         np.save(folder / COUNTS, self.counts, allow_pickle=False)
-        if self.neighbors is not None:
-            save_matrix(folder, NEIGHBORS, self.neighbors.weights)
         if self.recent is not None:
             np.save(folder / RECENT_COUNTS, self.recent, allow_pickle=False)
         if self.types is not None:
@@ -396,10 +387,7 @@ class Retrieval:
             weights = read_matrix(counted, ITEM_ITEM)
             vectors, size = folder / VECTORS, weights.shape[0]
             recent = counted / RECENT_COUNTS
-            reranker, neighbors, content = settings["reranker"], None, None
-            if settings["neighbors_decay"] is not None:
-                decay = float(settings["neighbors_decay"])
-                neighbors = ItemItem(read_matrix(counted, NEIGHBORS), decay)
+            reranker, content = settings["reranker"], None
             if settings["terms"] is not None:
                 shape = size, settings["terms"]
                 content = ContentIndex(
@@ -419,7 +407,6 @@ class Retrieval:
                 float(settings["smoothing"]),
                 VectorIndex(read_array(vectors)) if vectors.is_file() else None,
                 content,
-                neighbors,
                 types=types,
                 recent=read_array(recent, least=0) if recent.is_file() else None,
                 reranker=None if reranker is None else _read_reranker(reranker, folder),

@@ -64,7 +64,6 @@ def make_retrieval(reranker: Reranker | None = BLEND, items: int = ITEMS) -> Ret
         0.1,
         VectorIndex.of(np.resize(VECTORS, (items, 5))),
         ContentIndex(sparse.csr_array(np.resize(UNIT, (items, 3)).astype(np.float32)), TERMS),
-        ItemItem.cosine(TRAINED, items),
         reranker=reranker,
     )
 
@@ -105,7 +104,7 @@ def slow_features(source, values) -> list[dict[str, float]]:
         filled = worst if v is None else v
         above = len(known) if v is None else sum(other > v for other in known)
         gap = filled - best
-        if source in ("item_item", "last_item", "neighbors"):
+        if source in ("item_item", "last_item"):
             gap = filled / best if best else 0.0
         row = {f"{source}.value": filled, f"{source}.rank": math.log(1 + above)}
         row[f"{source}.gap"] = gap
@@ -134,8 +133,7 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     items = [IDS.index(name) for name in names]
     values = {"model": list(rec.score([request.history], [names])[0])}
     evidence, places = Evidence(retrieval, asked), np.array([items])
-    for source in ("item_item", "last_item", "vectors", "content", "last_vectors", "last_content",
-                   "neighbors", "sasrec"):  # fmt: skip
+    for source in ("item_item", "last_item", "vectors", "content", "last_vectors", "sasrec"):
         values[source] = evidence.values(places, [source])[source][0].tolist()
     counts = np.bincount(TRAINED.items, minlength=ITEMS)
     values["popularity"] = [math.log(1 + counts[i]) for i in items]

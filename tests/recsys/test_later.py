@@ -49,7 +49,6 @@ def fitted(sasrec=SASREC) -> Retrieval:
         0.1,
         VectorIndex.of(VECTORS),
         ContentIndex.of(TABLE),
-        ItemItem.cosine(TRAINED, ITEMS),
         sasrec,
     )
 
@@ -81,11 +80,9 @@ def test_later_items_have_the_cosines_of_their_own_words():
     later = retrieval.describe(LATER)
     evidence = Evidence(retrieval, Histories.of([[3, 7]]), later)
     items = np.array([[2, ITEMS, ITEMS + 1, ITEMS + 2, ITEMS + 3, -1]])
-    found = evidence.values(items, ["content", "last_content", "new", "item_item"])
+    found = evidence.values(items, ["content", "new", "item_item"])
     rows, new = rows_of(TABLE), rows_of(LATER)
-    wanted = [dot(rows[7], row) for row in (rows[2], *new)]
-    np.testing.assert_allclose(found["last_content"][0, :4], wanted, atol=1e-6)
-    assert np.isnan(found["last_content"][0, 4:]).all()
+    assert np.isnan(found["content"][0, 4:]).all()
     whole = {t: 0.6 * rows[3].get(t, 0) + rows[7].get(t, 0) for t in rows[3] | rows[7]}
     length = math.sqrt(dot(whole, whole))
     wanted = [dot(whole, row) / length for row in (rows[2], *new)]
@@ -147,9 +144,11 @@ def test_a_later_item_in_a_history_counts_by_its_content():
     evidence = Evidence(retrieval, Histories.of([[2, ITEMS]]), later)
     items = np.array([[0, 1]])
     rows, new = rows_of(TABLE), rows_of(LATER)
-    found = evidence.values(items, ["last_content", "last_item"])
-    wanted = [dot(new[0], rows[0]), dot(new[0], rows[1])]
-    np.testing.assert_allclose(found["last_content"][0], wanted, atol=1e-6)
+    found = evidence.values(items, ["content", "last_item"])
+    whole = {t: 0.6 * rows[2].get(t, 0) + new[0].get(t, 0) for t in rows[2] | new[0]}
+    length = math.sqrt(dot(whole, whole))
+    wanted = [dot(whole, rows[0]) / length, dot(whole, rows[1]) / length]
+    np.testing.assert_allclose(found["content"][0], wanted, atol=1e-6)
     assert not found["last_item"].any()
 
 
@@ -168,10 +167,9 @@ def test_items_described_together_or_one_by_one_are_the_same():
 def test_nothing_is_left_of_items_treated_as_new():
     retrieval, gone = fitted(), np.array([2, 5])
     rest = without(retrieval, gone)
-    for model in (rest.item_item, rest.neighbors):
-        dense = model.weights.toarray()
-        assert not dense[gone].any()
-        assert not dense[:, gone].any()
+    dense = rest.item_item.weights.toarray()
+    assert not dense[gone].any()
+    assert not dense[:, gone].any()
     others = np.setdiff1d(np.arange(ITEMS), gone)
     kept = np.ix_(others, others)
     before, after = retrieval.item_item.weights.toarray(), rest.item_item.weights.toarray()

@@ -48,7 +48,6 @@ CHOSEN = {
 SERVED = (
     "retrieval/retrieval.json",  # says on which events it was fitted
     "retrieval/item_item.",
-    "retrieval/neighbors.",
     "retrieval/popularity.npy",
     "retrieval/recent_popularity.npy",
 )

@@ -62,7 +62,6 @@ def rec(data):
         ItemItem.directional(histories, ITEMS),
         decayed_counts(histories.items, ITEMS),
         content=ContentIndex.of(TABLE),
-        neighbors=ItemItem.cosine(histories, ITEMS),
         reranker=BY_CONTENT,
     )
     manifest = Manifest(kind="bundle", config={}, parents={}, files={}, info={})

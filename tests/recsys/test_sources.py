@@ -99,20 +99,6 @@ class TestLastItem(SourceSuite):
         return shares(DIRECTIONAL, history[-1:], item)
 
 
-class TestNeighbors(SourceSuite):
-    source, proposed = "neighbors", 0.5
-
-    def value(self, history, types, item):
-        users = [{n for n, walk in enumerate(WALKS) if i in walk} for i in range(ITEMS)]
-        return sum(
-            0.7**age
-            * len(users[seen] & users[item])
-            / (math.sqrt(len(users[seen]) * len(users[item])) + 10)
-            for age, seen in known(history)
-            if seen != item
-        )
-
-
 class TestToTargets(SourceSuite):
     source, proposed = "to_targets", 0.5
 
@@ -170,13 +156,6 @@ class TestContent(SourceSuite):
 
     def value(self, history, types, item):
         return cosine(of_history(TERMS, history), TERMS[item])
-
-
-class TestLastContent(TestContent):
-    source, proposed = "last_content", 0.0
-
-    def value(self, history, types, item):
-        return super().value(history[-1:], types, item)
 
 
 class TestSasRec(SourceSuite):

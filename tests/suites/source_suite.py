@@ -52,7 +52,6 @@ def fitted() -> Retrieval:
         0.1,
         VectorIndex.of(VECTORS),
         ContentIndex.of(TABLE),
-        ItemItem.cosine(trained, ITEMS),
         SASREC,
         EventTypes(
             types,

@@ -260,7 +260,6 @@ static Fitted make_fitted(void) {
     f.vector_size = 1 + (int64_t)draw(40);
     f.state_size = 1 + (int64_t)draw(40);
     f.item_item = make_matrix(items, items);
-    if (draw(2)) f.neighbors = make_matrix(items, items);
     if (f.terms) {
         f.content = make_matrix(items, f.terms);
         f.postings = make_matrix(f.terms, items);
@@ -327,7 +326,6 @@ static void one_blend(void) {
     int32_t *history = small_integers(offset[asked.batch], (uint64_t)f.items + 2);
     asked.history = history;
     asked.decay = doubles(9);
-    asked.neighbor_decay = doubles(9);
     uint8_t *blocked = keep(malloc((size_t)(asked.batch * f.items)));
     for (int64_t i = 0; i < asked.batch * f.items; i++) blocked[i] = draw(4) == 0;
     asked.blocked = blocked;

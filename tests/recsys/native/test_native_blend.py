@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     isinstance(library.find_library(), str), reason=f"{library.find_library()}"
 )
 FEATURE_ERROR = 1e-6  # some roundings of a cosine or a share in float32
-PARTS = ("neighbors", "vectors", "content", "sasrec", "recent")
+PARTS = ("vectors", "content", "sasrec", "recent")
 
 
 def sparse_rows(rng, rows, columns, share):
@@ -41,7 +41,6 @@ def make_retrieval(rng, size, parts):
     content[: size // 2] = content[size - size // 2 :]  # equal contents
     names = Terms([f"t{i}" for i in range(terms)], np.ones(terms, np.float32))
     made = {
-        "neighbors": ItemItem(sparse_rows(rng, size, size, 0.1), 0.7),
         "vectors": VectorIndex.of(rng.normal(size=(size, int(rng.integers(3, 40))))),
         "content": ContentIndex(sparse.csr_array(content.tocsr()), names),
         "sasrec": SasRecModel(size, SasRecConfig(1, hidden=8, window=PromptConfig(6, 2)), None),
