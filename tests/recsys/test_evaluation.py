@@ -24,7 +24,7 @@ from recsys.evaluation.baselines import Popularity, fit_baselines, of_available
 from recsys.evaluation.compare import compare
 from recsys.evaluation.gate import count_compared, evaluate_alike, with_enough_users
 from recsys.evaluation.leaks import check_no_leak
-from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
+from recsys.evaluation.protocol import EvaluationConfig, evaluate, find, select
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import Reranker, digest
@@ -413,6 +413,15 @@ def test_metrics_can_be_computed_again_from_the_rows_of_users(shop, result):
             assert find(result.metrics, targets="all", **about)["mean"] == pytest.approx(
                 of_all, abs=1e-6
             )
+
+
+def test_lists_that_are_there_already_are_measured_as_if_ranked_now(shop, result):
+    rankers = fit_baselines(shop.train_histories, ITEMS)
+    model, histories = rankers.pop("directional"), select(shop, SMALL, None).histories
+    lists = {mode: model.rank(histories, 10, mode == "masked") for mode in SMALL.seen_modes}
+    found = evaluate(rankers, shop, SMALL, ranked={"model": lists})
+    assert found.metrics == result.metrics
+    assert found.comparisons == result.comparisons
 
 
 class FakeRecommender:

@@ -196,7 +196,7 @@ def test_networks_that_do_not_fit_are_refused(tmp_path, features, units, fault):
         Retrieval.load(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "settings", "indices"])
+@pytest.mark.parametrize("damage", ["missing", "short", "settings", "version", "indices"])
 def test_damaged_files_are_refused(tmp_path, damage):
     trained = Histories.of([[0, 1, 2], [2, 3]])
     fitted(trained).save(tmp_path)
@@ -205,7 +205,10 @@ def test_damaged_files_are_refused(tmp_path, damage):
     elif damage == "short":
         np.save(tmp_path / "popularity.npy", np.ones(3))
     elif damage == "settings":
-        (tmp_path / "retrieval.json").write_text('{"format": 4, "decay": 0.6}')
+        (tmp_path / "retrieval.json").write_text('{"format": 6, "decay": 0.6}')
+    elif damage == "version":
+        settings = json.loads((tmp_path / "retrieval.json").read_text())
+        (tmp_path / "retrieval.json").write_text(json.dumps(settings | {"format": 4}))
     else:
         file = tmp_path / "item_item.indices.npy"
         np.save(file, np.load(file) + ITEMS)
