@@ -254,9 +254,8 @@ class _Rules:
 
     def _is_final(self, live: torch.Tensor, worst: torch.Tensor, depth: int) -> torch.Tensor:
         """(B,) whether no live beam can replace the worst of the K finished texts."""
-        final: torch.Tensor = ~(live / depth**self.settings.length_penalty > worst)
-        # With one beam, the first text to finish is that of greedy search.
-        return final | (worst > -torch.inf) if self.settings.num_beams == 1 else final
+        can: torch.Tensor = live / depth**self.settings.length_penalty > worst
+        return ~can
 
 
 @torch.inference_mode()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles import ARCHITECTURES, assert_as_exact, random_prompts, tiny_model
 
@@ -91,6 +91,16 @@ def huggingface(model, prompts, num_beams, max_new_tokens, **rules_):
 
 
 @given(seed=st.integers(0, 10_000), every=st.integers(1, 6), rules=rules)
+@example(  # some texts are final before the longest depth
+    seed=1748,
+    every=2,
+    rules={
+        "num_beams": 3,
+        "max_new_tokens": 6,
+        "eos_token_id": [14, 16, 17, 26, 28, 29, 30, 31, 33, 34, 36, 39, 42, 43, 44, 58],
+        "length_penalty": 2.0,
+    },
+)
 @settings(max_examples=40, deadline=None)
 def test_it_equals_a_plain_python_beam_search_in_float64(seed, every, rules):
     prompts = random_prompts(np.random.default_rng(seed), 2, 9)
