@@ -134,6 +134,7 @@ BODIES: dict[str, tuple[int, str, Any]] = {  # connections, path, body
     "upserts": (4, "/v1/items", upserted()),
     "event batches": (4, "/v1/events", {"events": [{"user": "u", "item": "B0001"}] * 5000}),
     "large ranks": (4, "/v1/rank", {"history": NAMES[:100], "items": NAMES}),
+    "small batches": (40, BATCH, batch(100, {"history": ["B0001"], "k": 1})),
     "metrics": (40, "/metrics", None),  # without a body: GET
 }  # fmt: skip
 
@@ -178,6 +179,23 @@ async def replaced_items(to: Target) -> None:
             for name in names
         ]  # fmt: skip
         await in_turn(to, "/v1/items", [{"items": items}])
+
+
+async def large_titles(to: Target) -> None:
+    """Small requests whose answers have the largest titles."""
+    names = [f"T{place}" for place in range(200)]
+    items = [{"item_id": name, "like": "B0001", "title": letters(0, 990)} for name in names]
+    await in_turn(to, "/v1/items", [{"items": items}])
+    wanted = {"must": [{"key": "item_id", "any": names}]}
+    await to.send(BATCH, batch(100, {"history": ["B0001"], "k": 200, "filter": wanted}))
+
+
+async def conflicting_events(to: Target) -> None:
+    """The largest batches of events, each refused as their ids have other contents."""
+    for number in itertools.count():
+        event = {"user": "c", "item": "B0001", "value": number}
+        events = [{"event_id": f"c{place}", **event} for place in range(5000)]
+        await in_turn(to, "/v1/events", [{"events": events}])
 
 
 async def replaced_rules(to: Target) -> None:
@@ -303,7 +321,8 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
     for name, (connections, path, body) in BODIES.items()
 }
 for count_, attack_ in (
-    (2, wide_filters), (3, replaced_items), (3, replaced_rules), (4, new_filters),
+    (2, wide_filters), (3, replaced_items), (8, large_titles), (4, conflicting_events),
+    (3, replaced_rules), (4, new_filters),
     (4, unknown_items), (2, long_texts), (40, histories), (4, wrong_keys),
     (8, endless_headers), (1, idle_connections), (100, slow_bodies), (4, tiny_pieces),
     (4, pipelines), (4, connections_without_end), (4, garbage),
