@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import stat
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -63,6 +64,15 @@ def test_new_keys_are_accepted_and_revoked_keys_refused_at_once(file):
     assert ring.find(first) is None
     auth.revoke(file, "second")
     assert ring.find(second) is None  # the last one: nobody has a way in
+
+
+def test_a_revoked_key_is_refused_within_a_second(file, monkeypatch):
+    key, now = auth.create(file, "first", "read"), [100.0]
+    monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ring = Keyring(file)
+    auth.revoke(file, "first")
+    now[0] += 1
+    assert ring.find(key) is None
 
 
 def test_an_expired_key_is_not_found(file, monkeypatch):
