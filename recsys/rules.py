@@ -91,9 +91,10 @@ def apply_rules(request: RecommendRequest, rules: Iterable[Rule]) -> RecommendRe
     """The request with the filters, boosts, pins and caps of rules beside its own.
 
     The sizes of filters and boosts are limited for the rules together, and for the request apart.
+    A sample (a seed) is drawn without the boosts of rules, which are for the best items.
 
     Raises:
-        FilterError, ValueError: the rules are too large together, or their boosts meet a seed.
+        FilterError: the rules are too large together.
     """
     rules = list(rules)
     if not rules:
@@ -106,7 +107,8 @@ def apply_rules(request: RecommendRequest, rules: Iterable[Rule]) -> RecommendRe
     if filters := [rule.item_filter for rule in rules if rule.filter]:
         _check_size("filter", sum(each.size for each in filters))
         item_filter = reduce(and_, filters, request.item_filter)
-    if more := [rule.item_boosts for rule in rules if rule.boosts]:
+    sampled = request.seed is not None
+    if more := [rule.item_boosts for rule in rules if rule.boosts and not sampled]:
         parts = [part for each in more for part, _ in each.parts]
         _check_size("boosts", sum(part.size for part in parts))
         if len(parts) > MOST_BOOSTS:

@@ -273,6 +273,17 @@ async def test_standing_rules_leave_room_for_requests(client):
     await put(client, "more", large(1, 100), 422)
 
 
+async def test_samples_are_drawn_without_the_boosts_of_standing_rules(client):
+    await put(client, "bury", {"boosts": BURY})
+    drawn = await ask(client, seed=7)
+    await stand(client, "champion", "bury")
+    assert await ask(client, seed=7) == drawn
+    await put(client, "cheap", {"filter": CHEAP})
+    drawn = await ask(client, seed=7, filter=CHEAP)
+    await stand(client, "champion", "bury", "cheap")
+    assert await ask(client, seed=7) == drawn
+
+
 async def test_the_number_of_rules_is_bounded(client, monkeypatch):
     monkeypatch.setattr("recsys.serving.rules.MOST_RULES", 2)
     for name in ("one", "two", "one"):
