@@ -75,7 +75,7 @@ def _events(version: Workspace) -> Iterator[dict[str, Any]]:
         if (row["user"], row["item"]) in unwanted:
             if not is_negative:
                 continue  # it was bought and returned
-            kind = DISLIKES[0]
+            kind = "return" if is_return(kind) else DISLIKES[0]
         elif is_negative and level(kind) != 0:
             continue  # the service would count it by its name
         elif (

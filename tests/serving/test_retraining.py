@@ -483,6 +483,8 @@ def test_the_service_knows_the_events_of_a_file_that_was_promoted(home, service,
         assert counts["new"] == 2
         types = [event.type for event in history(client, "u6").events if event.item == BOUGHT]
         assert types == ["partial return", "purchase"], "a piece is left, so it stays bought"
+        types = [event.type for event in history(client, "u0").events if event.item == BOUGHT]
+        assert types == ["return"], "bought again, it is recommended again"
         assert retrain(settings, sources, clients=[client], promote=True).version == "shop.2"
     with service() as client:
         assert client.alias("champion").bundle == "shop.2"
