@@ -192,7 +192,7 @@ def unread_exclusions(
             said = values.filter(each(values, may_be_yes))
         elif name in marks:
             said = unread_marks(values)
-        elif len(back):
+        elif len(back) and name not in states:
             said = back if "taken_back" not in ignored else back[:0]
         elif name in states or (not of_items and "status" in key and "order_status" not in ignored):
             said = unread_states(values, unknown=name in states)

@@ -35,6 +35,7 @@ from recsys.data.column_words import (
     rank,
     words,
 )
+from recsys.data.guests import is_placeholder
 from recsys.data.ids import SHORTENED
 from recsys.data.layouts import parts_repeat, refuse_without_header
 from recsys.data.numbers import NO_NUMBER
@@ -88,6 +89,7 @@ RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes 
 DOCUMENT = r"^[4-9]\d{9}$"  # as unix seconds, they are after the year 2096
 CLOCK = r"^\d{1,2}[:h]\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
+SHARE_OF_PERSONS = 0.05  # of the rows; a column that names fewer buyers is nearly empty
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
 # Roles of all columns that fit: any of them may say yes.
 SEVERAL = ("unavailable", "taken_back", "order_status")
@@ -157,11 +159,34 @@ def recognise_events(
     _take_fields(sample, chosen, roles, named_items=items is None and "item" not in doubts)
     if "user" not in roles and "user" not in doubts and "session" in roles:
         session = roles["session"]
+        if chosen.get("user") != NO_COLUMN:
+            _refuse_persons(sample, roles, session.column)
         roles["user"] = Found(session.column, "there are only sessions, so each is taken as a user")
     needed = ["user", "item"] + ["timestamp"] * (chosen.get("timestamp") != FILE_ORDER)
     if missing := [role for role in needed if role not in roles]:
         raise unknown(missing, sample, doubts, roles)
     return roles
+
+
+def _refuse_persons(sample: Sample, roles: Roles, session: str) -> None:
+    """Refuse a column that names who bought, where orders would be the users.
+
+    Raises:
+        DataError: some of these persons have several orders; the message has both ways out.
+    """
+    for name in free_columns(sample, roles):
+        if rank(name, EVENT_WORDS["person"]) is None or not len(sample.texts(name)):
+            continue
+        ids = [pc.utf8_trim_whitespace(as_text(sample.table[n])) for n in (name, session)]
+        rows = pa.table(ids, ["person", "order"])
+        rows = rows.filter(pc.invert(is_no_id(rows["person"])))
+        names = [p for p in pc.unique(rows["person"]).to_pylist() if not is_placeholder(p)]
+        rows = rows.filter(pc.is_in(rows["person"], value_set=pa.array(names, pa.string())))
+        orders = rows.group_by(["person", "order"]).aggregate([]).num_rows
+        if rows.num_rows >= SHARE_OF_PERSONS * sample.table.num_rows and 1 < len(names) < orders:
+            said = {"name": name, "count": rows.num_rows, "shown": examples(rows["person"])}
+            said |= {"session": session, "person": shlex.quote(f"user={name}")}
+            raise DataError(f"{sentence('persons', path=sample.path, **said)}\n{sample.show()}")
 
 
 def mapped(

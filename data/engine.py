@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from recsys.data.histories import Cleaned, Facts, HistoryCleaner
 from recsys.data.ids import note_cases, note_zeros
 from recsys.data.raw import EVENT_COLUMNS, EventStream, ItemCatalog, RawData, check_items
 from recsys.data.report import Report, sentence
+from recsys.data.returns import is_taken_back
 from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets
 from recsys.data.stats import Tally
 from recsys.dataset import (
@@ -106,7 +107,7 @@ def in_time_order(raw: RawData) -> pa.Table:
         connected(Path(folder), MEMORY_GB) as connection,
     ):
         events = EventTable(connection, [raw.events])
-        _sort(events, raw.report or Report())
+        _sort(events, raw.behaviours, raw.report or Report())
         others = [name for name in EVENT_COLUMNS if name in events.columns][2:]
         return events.with_ids("events", others).read_all()
 
@@ -159,7 +160,7 @@ def _histories(
         events.check("duplicate_rows_dropped")
         return ()
     report.rows = report.rows or events.rows
-    _sort(events, report)
+    _sort(events, source.behaviours, report)
     names = source.behaviours
     facts = Facts.of(events.users, events.kinds(), events.ratings(), len(names))
     cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, report)
@@ -188,10 +189,11 @@ def _histories(
     return cleaner.behaviours
 
 
-def _sort(events: EventTable, report: Report) -> None:
-    """Sort the events of an export, which may be newest first."""
+def _sort(events: EventTable, types: Sequence[str], report: Report) -> None:
+    """Sort the events of an export, which may be newest first; returns come last of one time."""
     turned = events.newest_first
-    events.sort(turned=turned)
+    last = [number for number, name in enumerate(types) if is_taken_back(name)]
+    events.sort(turned=turned, last=last)
     if turned and events.ties:
         report.note(sentence("newest_first"))
 

@@ -44,7 +44,7 @@ from recsys.data.sample import Found, Roles
 from recsys.data.texts import MISSING, as_strings
 from recsys.data.time_formats import CHANGES, TimeRules, find_zones, read_moments, with_clocks
 from recsys.errors import DataError
-from recsys.event_names import level
+from recsys.event_names import is_denied, level
 
 MAX_TYPES = 255
 CLOCKS = ("clock", "clock hour", "clock minute")  # roles of what stands beside a date
@@ -255,9 +255,11 @@ class EventReader:
         types = None
         if "behaviour" in self.roles:
             types = with_meanings(as_strings(column["behaviour"], "behaviour", path))
+            denied = each(types, is_denied)
         # Only lines of orders with a time of day are surely of one order.
         is_order = types is None and "timestamp" in made and _has_clock(times)
         returned, cancelled, lines = self._marks(column, path, made if is_order else None)
+        cancelled += [] if types is None else [denied]
         pieces = None
         if "quantity" in self.roles:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
@@ -430,12 +432,15 @@ class EventReader:
         texts = pc.fill_null(pc.if_else(pc.equal(texts, ""), NO_TYPE, texts), NO_TYPE)
         encoded = texts.combine_chunks().dictionary_encode()
         for name in encoded.dictionary.to_pylist():
-            if name not in self.types:
+            if name not in self.types and not is_denied(name):  # such rows are left out
                 self.types.append(name)
         if len(self.types) > MAX_TYPES:
             path, name = self.config.path, self.roles["behaviour"].column
             raise DataError(sentence("many_types", path=path, name=name, most=MAX_TYPES))
-        numbers = [self.types.index(name) for name in encoded.dictionary.to_pylist()]
+        numbers = [
+            self.types.index(name) if name in self.types else 0
+            for name in encoded.dictionary.to_pylist()
+        ]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])
 

@@ -8,7 +8,7 @@ them; a column that the source does not have is null in every row.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -163,13 +163,17 @@ class EventTable:
                 return bool(earlier >= SURE_ORDER * (earlier + later))
         return False
 
-    def sort(self, *, turned: bool = False) -> None:
+    def sort(self, *, turned: bool = False, last: Sequence[int] = ()) -> None:
         """Make `events`: by user, then time; rows of one time keep the order of the source.
 
         Args:
             turned: whether rows of one time have the opposite order instead.
+            last: types that follow the others of one time, because nothing is returned before it is
+                bought.
         """
         others = "".join(f", {name}" for name in KINDS if name in self.columns - {"user", "item"})
+        types = ", ".join(map(str, last)) if "timestamp" in self.columns else ""
+        follows = f"coalesce(behaviour IN ({types}), false), " if types else ""
         self._create("events", NUMBERED)
         self._run(
             f"""
@@ -178,7 +182,8 @@ class EventTable:
             FROM source
             JOIN users ON users.id = source."user"
             JOIN items ON items.id = source.item
-            ORDER BY users.number, timestamp, nanosecond, source.rowid {"DESC" * turned}
+            ORDER BY users.number, timestamp, nanosecond, {follows}source.rowid
+                {"DESC" * turned}
             """  # noqa: S608
         )
         self._run("DROP TABLE source")

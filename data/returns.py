@@ -17,12 +17,22 @@ from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import words
 from recsys.data.numbers import EITHER, FORMS, read_amounts
 from recsys.data.texts import each_value
-from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised, words_of
+from recsys.event_names import (
+    ASKED,
+    DENIED,
+    NOT,
+    PURCHASE,
+    is_denied,
+    is_partial,
+    is_return,
+    level,
+    normalised,
+    words_of,
+)
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
-CANCELLED, RETURNED, ASKED, DENIED, PAID, KEPT, NO_EVENTS, IN_FULL = map(
-    words,
-    ("cancelled", "returned", "asked", "denied", "paid", "kept", "no_events", "in_full"),
+CANCELLED, RETURNED, PAID, KEPT, NO_EVENTS, IN_FULL = map(
+    words, ("cancelled", "returned", "paid", "kept", "no_events", "in_full")
 )
 SALE_CODES, RETURN_CODES, TAKEBACKS = map(words, ("sale_codes", "return_codes", "takebacks"))
 PIECES = (
@@ -88,7 +98,8 @@ def values_of_returns(name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
     >>> values_of_returns("Menge", amounts).to_pylist()
     []
     """
-    return texts.filter(each(texts, may_be_yes)) if is_taken_back(name) else texts[:0]
+    is_named = is_taken_back(name) or is_denied(name)
+    return texts.filter(each(texts, may_be_yes)) if is_named else texts[:0]
 
 
 def may_be_yes(text: str) -> bool:
@@ -419,14 +430,16 @@ def _state(text: str) -> str | None:
     if not ASKED.isdisjoint(words) and not DENIED.isdisjoint(words):
         return None
     state = None
-    for number, word in enumerate(words):
-        if not NOT.isdisjoint(words[:number]) or words[-1] in NOT:
-            said = "cancelled" if word in PAID else None
-        elif word in CANCELLED:
-            said = "cancelled"
-        else:
-            said = "returned" if word in RETURNED else None
-        if said == "cancelled":
-            return said
-        state = said or state
+    parts = [text] if words[-1] in NOT else re.split(PARTS, text)
+    for part in map(words_of, parts):
+        for number, word in enumerate(part):
+            if not NOT.isdisjoint(part[:number]) or part[-1] in NOT:
+                said = "cancelled" if word in PAID else None
+            elif word in CANCELLED:
+                said = "cancelled"
+            else:
+                said = "returned" if word in RETURNED else None
+            if said == "cancelled":
+                return said
+            state = said or state
     return state

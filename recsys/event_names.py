@@ -11,6 +11,7 @@ import tomllib
 import unicodedata
 from functools import lru_cache
 from importlib.resources import files
+from itertools import pairwise
 
 _TABLE = tomllib.loads(files("recsys").joinpath("event_names.toml").read_text("utf-8"))
 _WORDS: dict[str, list[str]] = {name: words.split() for name, words in _TABLE["words"].items()}
@@ -18,6 +19,7 @@ LEVELS: list[tuple[int, list[str]]] = [
     (row["level"], row["words"].split()) for row in _TABLE["levels"]
 ]
 NOT = frozenset(_WORDS["not"])
+ASKED, DENIED = frozenset(_WORDS["asked"]), frozenset(_WORDS["denied"])
 PURCHASE, LIKE = 4, 3
 # Words such as `refundable`, `stornierbar` and `rimborsabile` say what may happen, not what did.
 MAY_HAPPEN = re.compile(
@@ -42,7 +44,8 @@ def normalised(name: str) -> str:
 def level(name: str) -> int | None:
     """The strength of a type from 0 (negative) to 4 (purchase); None for an unknown name.
 
-    What is not liked is negative; what is not bought, or a payment that failed, is unknown.
+    What is not liked is negative; what is not bought, a payment that failed and a return that was
+    only asked for (`is_denied`) are unknown.
 
     >>> [level(name) for name in ("view_item", "Add to cart", "remove_from_cart", "Kauf", "x")]
     [1, 2, 0, 4, None]
@@ -55,6 +58,8 @@ def level(name: str) -> int | None:
             number == 0 and not parts.isdisjoint(_WORDS["return_words"])
         ):
             continue
+        if number == 0 and is_denied(name):
+            return None
         if number == 0 or not _is_negated(name):
             failed = number == PURCHASE and any(word in key for word in _WORDS["failed"])
             return None if failed else number
@@ -84,6 +89,21 @@ def is_return(name: str) -> bool:
     taken = any(word in key for word in _WORDS["returns"])
     taken = taken or not set(words_of(name)).isdisjoint(_WORDS["return_words"])
     return level(name) == 0 and taken
+
+
+def is_denied(name: str) -> bool:
+    """Whether a name says that a return was asked for, and not that it was made.
+
+    >>> [is_denied(name) for name in ("return rejected", "refundRequested", "cancelled, refunded")]
+    [True, True, False]
+    """
+    words = words_of(name)
+    denied = not ASKED.isdisjoint(words) and not DENIED.isdisjoint(words)
+    return denied or any(
+        (noun in ASKED or noun in _WORDS["asked_also"])
+        and (said in DENIED or said in _WORDS["undone"])
+        for noun, said in pairwise(words)
+    )
 
 
 def is_partial(name: str) -> bool:

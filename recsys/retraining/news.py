@@ -31,7 +31,7 @@ from recsys.data.readers import READERS
 from recsys.data.sample import NO_COLUMN
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
 from recsys.errors import ArtifactError, ConfigError
-from recsys.event_names import level
+from recsys.event_names import is_denied, level
 from recsys.live_catalog import AddedItems, NewItem
 from recsys.progress import say
 from recsys.splits import TRAIN
@@ -318,7 +318,8 @@ def _kind(event: StoredEvent, not_history: tuple[str, ...], names: Mapping[str, 
     sign = sign_of(event.type, not_history)
     if sign is Sign.DISLIKE:
         return DISLIKES[0]
-    if sign is Sign.LEFT_OUT and level(event.type) != 0 and not names:
+    silent = sign is Sign.LEFT_OUT and level(event.type) != 0
+    if silent and (not names or is_denied(event.type)):
         return None
     if sign is Sign.PART and not names:
         return ""

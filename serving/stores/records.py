@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from recsys.errors import RecsysError
-from recsys.event_names import is_dislike, is_partial, is_return, level, normalised
+from recsys.event_names import is_denied, is_dislike, is_partial, is_return, level, normalised
 
 SEED_TYPE = "interaction"  # of a data set's events without types
 NOT_HISTORY = (
@@ -48,6 +48,8 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
         if name in DISLIKES:
             return Sign.DISLIKE
         return Sign.RETURN if taken_back else Sign.LEFT_OUT
+    if not_history and is_denied(name):
+        return Sign.LEFT_OUT
     if name in NOT_HISTORY or not not_history or level(name) != 0:
         return Sign.PART
     if normalised(name) in map(normalised, not_history):  # such as `Remove from cart`

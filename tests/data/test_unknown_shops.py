@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from typer.testing import CliRunner
 
@@ -22,7 +23,9 @@ from recsys.data.sample import Sample
 from recsys.data.service_lines import says
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
+from recsys.event_names import level
 from recsys.retraining.news import _read_files
+from recsys.serving.stores.records import NOT_HISTORY, Sign, sign_of
 
 T = 1_700_000_000
 
@@ -172,6 +175,42 @@ def test_a_column_of_customers_without_values_is_named(shop):
     found = shop(table("customer,order,sku,date", rows))
     assert found.roles["user"] == "order"
     assert "not used: customer (empty in the first rows)" in found.notes
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Customer name", "Buyer Full Name", "Kundenname", "Nom client", "Client name", "Phone",
+     "Customer phone", "Customer contacts", "Bill-to Name", "Nombre del cliente", "Klantnaam"],
+)  # fmt: skip
+@pytest.mark.parametrize("order", ["Receipt number", "Bestellnummer"])
+def test_names_of_buyers_beside_orders_are_asked_about(shop, name, order):
+    rows = [
+        (
+            f"R{n // 2}",
+            f"Ann{n // 2 % 20} S" * (n // 2 % 3 > 0),
+            f"p{n * 7 % 11}",
+            T + n // 2 * 5000,
+        )
+        for n in range(240)
+    ]
+    text = table(f"{order};{name};sku;date", rows, ";")
+    with pytest.raises(DataError, match=f"{name!r} names buyers in 160 of the first rows") as asked:
+        shop(text)
+    said = str(asked.value).partition("The columns")[0]
+    ways = [shlex.split(part)[0] for part in said.split("--column ")[1:]]
+    assert [way.strip(",") for way in ways] == [f"user={name}", "user=none"]
+    found = shop(text, columns={"user": name})
+    assert found.roles["session"] == order
+    assert found.data.interactions.user_ids.size == 20 + 40
+    assert shop(text, columns={"user": "none"}).data.sessions
+    few = [(row[0], row[1] if n < 11 else "", *row[2:]) for n, row in enumerate(rows)]
+    assert shop(table(f"{order};{name};sku;date", few, ";")).data.sessions
+
+
+@pytest.mark.parametrize("name", ["Debtor no", "Debtor", "Patient", "Customer no", "Bill-to No."])
+def test_numbers_of_debtors_and_patients_are_users(shop, name):
+    rows = [(f"R{n // 2}", n // 2 % 20, f"p{n * 7 % 11}", T + n // 2 * 5000) for n in range(240)]
+    assert shop(table(f"receipt no,{name},sku,date", rows)).roles["user"] == name
 
 
 @pytest.mark.parametrize(
@@ -488,6 +527,34 @@ def test_a_returned_line_does_not_take_its_order_with_it(shop, value):
     assert found.counts["negative_events_dropped"] == 20
 
 
+@pytest.mark.parametrize("newest", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kinds", [("2", "-2"), ("sale", "return"), ("Verkauf", "Storno")])
+@pytest.mark.parametrize("is_night", [False, True])
+def test_a_return_follows_a_purchase_of_its_time(shop, raw, newest, late, kinds, is_night):
+    column = "qty" if "2" in kinds else "type"
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", day(n // 4), kinds[0]) for n in range(100)]
+    both = [("z", "p1", day(26), kinds[0]), ("z", "p1", day(26), kinds[1])][:: 1 if late else -1]
+    other = ("z", "p2", day(26), kinds[0])
+    rows, new = [*rows, *(("u3", "p2", day(25), k) for k in kinds)], [*both, other]
+    head = f"user,item,date,{column}"
+    if is_night:
+        found = shop(table(head, rows))
+        types = of_the_night(found, raw, table(head, new[:: -1 if newest else 1]))
+        of_pair = types.filter(pc.equal(types["item"], "p1"))["type"].to_pylist()
+        assert level(of_pair[1]) == 0
+        assert level(of_pair[0]) != 0
+        return
+    found = shop(table(head, [*rows, *new][:: -1 if newest else 1]))
+    assert found.histories["z"] == ["p2"]
+    disliked = found.data.disliked.table.to_pylist()
+    assert [(r["item_id"], r["stands"]) for r in disliked if r["user_id"] == "z"] == [("p1", True)]
+
+
+def day(n: int) -> str:
+    return f"2024-03-{1 + n:02}"
+
+
 NO_RETURNS = [
     ("return_policy", "30 days"), ("returning_customer", "yes"), ("Stornierbar", "ja"),
     ("rückgabefähig", "ja"), ("refundable", "yes"), ("Retourenmenge", "0"), ("cancelled", "no"),
@@ -498,6 +565,38 @@ NO_RETURNS = [
 def test_what_may_be_taken_back_was_not(shop, column, value):
     found = shop(events(180, lambda n: value, head=f"user,item,timestamp,{column}"))
     assert found.data.interactions.item.size == 180
+    assert "That is not read" not in found.notes
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["return rejected", "return_requested", "Refund declined", "return cancelled",
+     "Retoure abgelehnt", "Rückgabe angefragt", "devolución rechazada"],
+)  # fmt: skip
+@pytest.mark.parametrize("column", ["type", "event"])
+def test_returns_that_were_not_made_are_no_events(shop, kind, column):
+    kinds = {1: kind, 2: "return"}
+    text = events(180, lambda n: kinds.get(n % 18, "sale"), head=f"user,item,timestamp,{column}")
+    found = shop(text)
+    assert found.counts["rows_of_cancelled_orders_dropped"] == 10
+    assert found.counts["negative_events_dropped"] == 10
+    assert found.data.behaviours == ()
+    assert kind not in found.notes
+    assert sign_of(kind.lower(), NOT_HISTORY) is Sign.LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    ("column", "usual", "back", "rule"),
+    [("Status", "Delivered", "Not delivered - returned", "negative_events"),
+     ("Fulfilment", "shipped", "not shipped - customer cancelled", "rows_of_cancelled_orders"),
+     ("Return Status", "", "Return completed", "negative_events"),
+     ("Return Status", "none", "returned", "negative_events"),
+     ("refund_state", "", "refunded", "negative_events")],
+)  # fmt: skip
+def test_states_that_are_read_are_not_said_to_be_unread(shop, column, usual, back, rule):
+    text = events(180, lambda n: usual if n % 9 else back, head=f"user,item,timestamp,{column}")
+    found = shop(text)
+    assert found.counts[f"{rule}_dropped"] == 20
     assert "That is not read" not in found.notes
 
 
