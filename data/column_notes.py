@@ -201,9 +201,8 @@ def unread_exclusions(
                 unread = pc.or_(unread, pc.is_valid(read_order_status(values)))
             said = values.filter(unread)
         elif not of_items and rank(name, EVENT_WORDS["rating"][:1]) is not None:
-            said = (
-                values if ignored.isdisjoint(["rating"]) and "rating" not in roles else values[:0]
-            )
+            is_read = "rating" in ignored or "rating" in roles
+            said = values[:0] if is_read else values
         elif not of_items and "behaviour" not in ignored:
             back = pa.array(names_of_returns(values), pa.string())
             said = values.filter(pc.is_in(values, value_set=back))

@@ -169,21 +169,18 @@ def recognise_events(
 
 
 def _refuse_persons(sample: Sample, roles: Roles, session: str) -> None:
-    """Refuse a column that names who bought, where orders would be the users.
-
-    Raises:
-        DataError: some of these persons have several orders; the message has both ways out.
-    """
-    for name in free_columns(sample, roles):
-        if rank(name, EVENT_WORDS["person"]) is None or not len(sample.texts(name)):
+    """Raise a DataError if a column names who bought, of whom some have several orders."""
+    free = free_columns(sample, roles)
+    for name in (name for name in free if rank(name, EVENT_WORDS["person"]) is not None):
+        if sample.counts[name] > 1 or not len(sample.texts(name)):
             continue
         ids = [pc.utf8_trim_whitespace(as_text(sample.table[n])) for n in (name, session)]
         rows = pa.table(ids, ["person", "order"])
-        rows = rows.filter(pc.invert(is_no_id(rows["person"])))
-        names = [p for p in pc.unique(rows["person"]).to_pylist() if not is_placeholder(p)]
-        rows = rows.filter(pc.is_in(rows["person"], value_set=pa.array(names, pa.string())))
+        nobody = pc.or_(is_no_id(rows["person"]), each(rows["person"], is_placeholder))
+        rows = rows.filter(pc.invert(nobody))
+        persons = pc.count_distinct(rows["person"]).as_py()
         orders = rows.group_by(["person", "order"]).aggregate([]).num_rows
-        if rows.num_rows >= SHARE_OF_PERSONS * sample.table.num_rows and 1 < len(names) < orders:
+        if rows.num_rows >= SHARE_OF_PERSONS * sample.table.num_rows and 1 < persons < orders:
             said = {"name": name, "count": rows.num_rows, "shown": examples(rows["person"])}
             said |= {"session": session, "person": shlex.quote(f"user={name}")}
             raise DataError(f"{sentence('persons', path=sample.path, **said)}\n{sample.show()}")

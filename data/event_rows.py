@@ -431,16 +431,14 @@ class EventReader:
         """The number of each event's type."""
         texts = pc.fill_null(pc.if_else(pc.equal(texts, ""), NO_TYPE, texts), NO_TYPE)
         encoded = texts.combine_chunks().dictionary_encode()
-        for name in encoded.dictionary.to_pylist():
+        names = encoded.dictionary.to_pylist()
+        for name in names:
             if name not in self.types and not is_denied(name):  # such rows are left out
                 self.types.append(name)
         if len(self.types) > MAX_TYPES:
             path, name = self.config.path, self.roles["behaviour"].column
             raise DataError(sentence("many_types", path=path, name=name, most=MAX_TYPES))
-        numbers = [
-            self.types.index(name) if name in self.types else 0
-            for name in encoded.dictionary.to_pylist()
-        ]
+        numbers = [self.types.index(name) if name in self.types else 0 for name in names]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])
 

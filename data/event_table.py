@@ -168,8 +168,7 @@ class EventTable:
 
         Args:
             turned: whether rows of one time have the opposite order instead.
-            last: types that follow the others of one time, because nothing is returned before it is
-                bought.
+            last: types that follow the others of one time: what is returned was bought before.
         """
         others = "".join(f", {name}" for name in KINDS if name in self.columns - {"user", "item"})
         types = ", ".join(map(str, last)) if "timestamp" in self.columns else ""

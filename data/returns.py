@@ -238,8 +238,7 @@ def unread_states(texts: pa.ChunkedArray, *, unknown: bool = False) -> list[str]
     quiet = [
         t for t in states if not any(some.isdisjoint(words_of(t)) for some in (refusing, back))
     ]
-    states = [text for text in states if text not in quiet]
-    return [text for text in states if _state(text) is None and not is_partial(text)]
+    return [t for t in states if t not in quiet and _state(t) is None and not is_partial(t)]
 
 
 def knows_order_status(texts: pa.ChunkedArray) -> bool:
