@@ -40,8 +40,9 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
     Names that mean something negative are known in six languages, as in exports
     (`recsys.event_names`). To count one of `NOT_HISTORY`, or all, leave it out of `not_history`.
 
-    >>> [sign_of(name, NOT_HISTORY).name for name in ("view", "Retoure", "thumbs_down", "skip")]
-    ['PART', 'RETURN', 'DISLIKE', 'LEFT_OUT']
+    >>> names = ("view", "Retoure", "order_cancelled", "thumbs_down", "skip")
+    >>> [sign_of(name, NOT_HISTORY).name for name in names]
+    ['PART', 'RETURN', 'RETURN', 'DISLIKE', 'LEFT_OUT']
     """
     taken_back = is_return(name) and not is_partial(name)
     if name in not_history:
