@@ -91,6 +91,16 @@ def is_return(name: str) -> bool:
     return level(name) == 0 and taken
 
 
+def takes_back(name: str) -> bool:
+    """Whether a negative type says that a purchase was returned or cancelled.
+
+    >>> [takes_back(name) for name in ("refund", "order_cancelled", "thumbs_down")]
+    [True, True, False]
+    """
+    key = _key(name)
+    return is_return(name) or (level(name) == 0 and any(w in key for w in _WORDS["cancels"]))
+
+
 def is_denied(name: str) -> bool:
     """Whether a name says that a return was asked for, and not that it was made.
 

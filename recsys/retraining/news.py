@@ -101,6 +101,7 @@ def take(
         )
     events, items, erased = _read(sources, champion, bundle, before)
     since, now = int(before.interactions.timestamp.max(initial=0)), int(time.time())
+    say_taken_back(events, before, champion.name)
     events = _newer(events, since, now)
     known = pa.array([*before.item_ids.tolist(), *items["item_id"].to_pylist()], pa.string())
     described = pc.is_in(events["item"], value_set=known)
@@ -138,6 +139,25 @@ def roles_of(run: Workspace, dataset: Dataset) -> Mapping[str, str]:
     """Name of a type of events -> role, of a run's data set and its settings."""
     roles: dict[str, str] = {b.name: b.role for b in dataset.behaviours}
     return roles | (run.manifest("dataset").config.get("behaviours") or {})
+
+
+def say_taken_back(events: pa.Table, before: Dataset, name: str) -> None:
+    """Say how many purchases of a run `name` with the data `before` are returned in a newer file.
+
+    A state such as `refunded` is in the row of the order, so that such a return is not new.
+    """
+    negative = growth.is_negative(events["type"], {})
+    rows = events.filter(pc.and_(negative, pc.equal(events["quantity"], 0)))
+    old = before.interactions
+    bought = [old.user_ids[old.user], before.item_ids[old.item], old.timestamp]
+    keys = [rows[column].to_numpy() for column in ("user", "item", "timestamp")]
+    count = pd.MultiIndex.from_arrays(keys).isin(pd.MultiIndex.from_arrays(bought)).sum()
+    if count:
+        say(
+            f"[bold yellow]data[/bold yellow]: {count} purchases in the data of {name} are "
+            "returned or refunded in this file, in the row of the order; they stay purchases until "
+            f"you run again with all events: recsys run EVENTS --name {name} --force"
+        )
 
 
 def _newer(events: pa.Table, since: int, now: int) -> pa.Table:

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from recsys.errors import RecsysError
-from recsys.event_names import is_denied, is_dislike, is_partial, is_return, level, normalised
+from recsys.event_names import is_denied, is_dislike, is_partial, level, normalised, takes_back
 
 SEED_TYPE = "interaction"  # of a data set's events without types
 NOT_HISTORY = (
@@ -40,11 +40,10 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
     Names that mean something negative are known in six languages, as in exports
     (`recsys.event_names`). To count one of `NOT_HISTORY`, or all, leave it out of `not_history`.
 
-    >>> names = ("view", "Retoure", "order_cancelled", "thumbs_down", "skip")
-    >>> [sign_of(name, NOT_HISTORY).name for name in names]
-    ['PART', 'RETURN', 'RETURN', 'DISLIKE', 'LEFT_OUT']
+    >>> [sign_of(name, NOT_HISTORY).name for name in ("view", "cancelled", "thumbs_down", "skip")]
+    ['PART', 'RETURN', 'DISLIKE', 'LEFT_OUT']
     """
-    taken_back = is_return(name) and not is_partial(name)
+    taken_back = takes_back(name) and not is_partial(name)
     if name in not_history:
         if name in DISLIKES:
             return Sign.DISLIKE

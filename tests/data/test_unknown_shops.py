@@ -24,7 +24,7 @@ from recsys.data.service_lines import says
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 from recsys.event_names import level
-from recsys.retraining.news import _read_files
+from recsys.retraining.news import _read_files, say_taken_back
 from recsys.serving.stores.records import NOT_HISTORY, Sign, sign_of
 
 T = 1_700_000_000
@@ -207,7 +207,11 @@ def test_names_of_buyers_beside_orders_are_asked_about(shop, name, order):
     assert shop(table(f"{order};{name};sku;date", few, ";")).data.sessions
 
 
-@pytest.mark.parametrize("name", ["Debtor no", "Debtor", "Patient", "Customer no", "Bill-to No."])
+@pytest.mark.parametrize(
+    "name",
+    ["Debtor no", "Debtor", "Patient", "Customer no", "Bill-to No.", "N° carte fidélité",
+     "Carta fedeltà", "Tarjeta de fidelidad", "Klantenkaart"],
+)  # fmt: skip
 def test_numbers_of_debtors_and_patients_are_users(shop, name):
     rows = [(f"R{n // 2}", n // 2 % 20, f"p{n * 7 % 11}", T + n // 2 * 5000) for n in range(240)]
     assert shop(table(f"receipt no,{name},sku,date", rows)).roles["user"] == name
@@ -549,6 +553,31 @@ def test_a_return_follows_a_purchase_of_its_time(shop, raw, newest, late, kinds,
     assert found.histories["z"] == ["p2"]
     disliked = found.data.disliked.table.to_pylist()
     assert [(r["item_id"], r["stands"]) for r in disliked if r["user_id"] == "z"] == [("p1", True)]
+
+
+def test_a_purchase_that_is_refunded_later_is_told_of_at_night(shop, raw, capsys):
+    def text(state: str) -> str:
+        return events(180, lambda n: state if n == 7 else "complete", head=head)
+
+    head = "user,item,timestamp,status"
+    found = shop(text("complete"))
+    for state, count in (("complete", 0), ("refunded", 1)):
+        say_taken_back(of_the_night(found, raw, text(state)), found.data, "t")
+        said = capsys.readouterr().err
+        assert (f"{count} purchases in the data of t are returned" in said) == (count == 1)
+
+
+@pytest.mark.parametrize("name", ["cancel", "order_cancelled", "unenroll", "void", "storniert"])
+def test_what_takes_back_a_purchase_over_http_is_a_return(name):
+    assert sign_of(name, NOT_HISTORY) is Sign.RETURN
+
+
+@pytest.mark.parametrize("name", ["Packs", "Line qty", "Items sold", "Net units"])
+def test_pieces_have_more_names(shop, name):
+    found = shop(
+        events(180, lambda n: -1 if n % 20 == 3 else 2, head=f"user,item,timestamp,{name}")
+    )
+    assert found.roles["quantity"] == name
 
 
 def day(n: int) -> str:
