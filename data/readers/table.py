@@ -199,7 +199,7 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
         if sorted(keys) != sorted(by_key) or len(by_key) < len(names):
             refuse_without_header(Sample(file.path, file.sample(SAMPLE_ROWS)), named=False)
             said = {"own": ", ".join(file.names), "names": ", ".join(names)}
-            quoted = shlex.quote(str(file.path))
+            quoted = shlex.quote(str(max(files[0], file, key=lambda f: len(f.names)).path))
             raise DataError(sentence("other_columns", path=file.path, quoted=quoted, **said))
         made.append(replace(file, renamed=tuple(by_key[key] for key in keys)))
     return made

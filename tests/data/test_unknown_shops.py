@@ -580,6 +580,16 @@ def test_pieces_have_more_names(shop, name):
     assert found.roles["quantity"] == name
 
 
+def test_the_advice_for_orders_and_refunds_in_one_folder_reads_the_orders(shop, raw):
+    (raw / "shop").mkdir()
+    (raw / "shop/refunds.csv").write_text("order,sku,refund_date\n7,p1,2026-01-05\n")
+    with pytest.raises(DataError, match=r"or read one file: recsys run .*orders.csv .*below 0"):
+        shop(events(180, str, head="user,item,timestamp,order"), file="shop/orders.csv")
+    (raw / "shop/refunds.csv").rename(raw / "shop/a.csv")
+    with pytest.raises(DataError, match=r"or read one file: recsys run .*orders.csv"):
+        shop(file="shop/a.csv", events="order,sku,refund_date\n7,p1,2026-01-05\n")
+
+
 def day(n: int) -> str:
     return f"2024-03-{1 + n:02}"
 
