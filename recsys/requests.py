@@ -72,8 +72,8 @@ class RequestOptions(BaseModel):
         None,
         ge=0,
         le=2**63 - 1,
-        description="Draw items by their probability instead of searching for the best, without the "
-        "boosts of rules; the same seed draws the same.",
+        description="Draw items by their probability instead of searching for the best, without "
+        "the boosts of rules; the same seed draws the same.",
     )
     temperature: float = Field(
         1.0, ge=0.01, le=100, description="Flattens (above 1) or sharpens what a seed draws from."

@@ -15,7 +15,7 @@ from recsys.artifacts import Workspace
 from recsys.data import growth
 from recsys.dataset import PAIR, Dataset
 from recsys.errors import ConfigError
-from recsys.event_names import PURCHASE, is_return, level
+from recsys.event_names import PURCHASE, is_return, level, takes_back
 from recsys.progress import say
 from recsys.retraining.news import SENT, roles_of
 from recsys.retraining.versions import CHAMPION
@@ -75,7 +75,7 @@ def _events(version: Workspace) -> Iterator[dict[str, Any]]:
         if (row["user"], row["item"]) in unwanted:
             if not is_negative:
                 continue  # it was bought and returned
-            kind = "return" if is_return(kind) else DISLIKES[0]
+            kind = "return" if takes_back(kind) else DISLIKES[0]
         elif is_negative and level(kind) != 0:
             continue  # the service would count it by its name
         elif (
