@@ -149,8 +149,10 @@ def say_taken_back(events: pa.Table, before: Dataset, name: str) -> None:
     negative = growth.is_negative(events["type"], {})
     rows = events.filter(pc.and_(negative, pc.equal(events["quantity"], 0)))
     old = before.interactions
-    bought = [old.user_ids[old.user], before.item_ids[old.item], old.timestamp]
     keys = [rows[column].to_numpy() for column in ("user", "item", "timestamp")]
+    mine = np.isin(old.timestamp, keys[2])
+    users, items = old.user_ids[old.user[mine]], before.item_ids[old.item[mine]]
+    bought = [users, items, old.timestamp[mine]]
     count = pd.MultiIndex.from_arrays(keys).isin(pd.MultiIndex.from_arrays(bought)).sum()
     if count:
         say(
