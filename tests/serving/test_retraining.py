@@ -42,7 +42,7 @@ STEPS = ("events", "data", "sasrec", "recipe", "ids", "target", "draft", "retrie
          "gate", "swap")  # fmt: skip
 SETTINGS = {
     "sasrec": {"epochs": 2, "hidden": 16, "eval_users": 20},
-    "ids": {"levels": 3, "codebook_size": 8},
+    "ids": {"levels": 3, "codebook_size": [8, 8, 16]},  # leaves are free for new items
     "target": {
         "architecture": {"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 1},
         "epochs": 8, "eval_users": 30, "precision": "float32", "learning_rate": 1e-2,
