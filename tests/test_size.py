@@ -25,23 +25,23 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (31_250, 25_000),
-    "data": (11_680, 5_500),
+    "recsys": (30_800, 25_000),
+    "data": (11_660, 5_500),
     "training": (6_300, 6_000),
-    "serving": (15_040, 13_000),
+    "serving": (14_980, 13_000),
     "benchmarks": (4_140, 3_500),
-    "tests": (48_300, 36_000),
+    "tests": (48_060, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
-    "lines of the product": (68_400, 53_500),
-    "lines of the largest file": (710, 500),
-    "lines of the largest class": (485, 350),
-    "words of the documents": (49_200, 50_000),
+    "lines of the product": (67_900, 53_500),
+    "lines of the largest file": (675, 500),
+    "lines of the largest class": (484, 350),
+    "words of the documents": (49_000, 50_000),
     "words of README.md": (900, 900),
     "lines of CHANGELOG.md": (60, 60),
     "commands": (24, 26),
-    "settings": (145, 150),
+    "settings": (144, 150),
     "HTTP operations": (30, 32),
     "extras": (5, 8),
 }
