@@ -325,6 +325,7 @@ def faults(
 def change(client: httpx.Client, rng: np.random.Generator, oracle: Oracle, number: int) -> str:
     """Add items by `like` and by codes, replace, change and remove one each; one that is there."""
     new, old = [], sorted(oracle.items)
+    originals = [name for name in old if name.startswith("item")]  # in the end all are removed
 
     def attributes() -> Item:
         return {"color": str(rng.choice(COLORS)), "price": float(rng.integers(0, 100) / 4)}
@@ -332,8 +333,8 @@ def change(client: httpx.Client, rng: np.random.Generator, oracle: Oracle, numbe
     for place in range(3):
         item: Item = {"item_id": f"new-{number}-{place}", "title": "New"}
         item["attributes"] = attributes()
-        if place:
-            item["like"] = str(rng.choice([n for n in old if n.startswith("item")]))
+        if place and originals:
+            item["like"] = str(rng.choice(originals))
         else:
             item["semantic_id"] = [int(rng.integers(size)) for size in LEVELS]
         new.append(item)
