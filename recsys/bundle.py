@@ -6,7 +6,8 @@ catalog/            items.parquet: item id, semantic ID, title, attributes; quan
                     item_encoder/ if codes were learned: they compute codes of new items
 vocabulary.json     the tokens of the codes
 prompts.json        how many items of a history the model reads
-retrieval/          neighbours, popularity, item vectors, and the blend (optional)
+retrieval/          neighbours, popularity, item vectors, and the blend (optional);
+                    trained/ has what was counted of training events alone, for evaluations
 eval/               validation metrics of the training run, and its SASRec, a baseline (optional)
 """
 

@@ -84,13 +84,13 @@ class Retrieval:
 
     Attributes:
         item_item: scores given a history.
-        counts: (items,) float64 training events, possibly decayed.
+        counts: (items,) float64 events that it was fitted on, possibly decayed.
         smoothing: s, in (0, 1].
         vectors: item vectors, or None.
         content: words and attribute values of the items, or None.
         sasrec: a SASRec of the same items, or None. It is stored elsewhere in a bundle.
         types: what is known from the types of events; None without types.
-        recent: (items,) float64 training events that are much decayed; None without times.
+        recent: (items,) float64 such events, much decayed; None without times.
         reranker: how to rank with the model, or None.
         fitted_on: `digest` of the histories that it was fitted on; None if unknown.
     """
@@ -345,7 +345,7 @@ class Retrieval:
         (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
 
     def save_trained(self, folder: Path) -> None:
-        """Write what was counted of training events into the folder of one that has seen all."""
+        """Write what was counted of training events beside what `save` wrote of all events."""
         (folder / TRAINED).mkdir()
         self._save_counts(folder / TRAINED)
         text = json.dumps({"fitted_on": self.fitted_on})
