@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from recsys.artifacts import Workspace, read_manifest, write_artifact
 from recsys.config import Settings
@@ -82,6 +83,8 @@ def learned(dataset: Dataset, home: Path, name: str) -> dict[str, str]:
 def changed(tmp_path_factory):
     """Files that differ from those of the base, by split; and all files."""
     home = tmp_path_factory.mktemp("home")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more, the order of sums differs from run to run
     run(Context(Settings(SETTINGS), Workspace(home, "base")), ["data"])
     dataset = Dataset.load(Workspace(home, "base").dataset)
     base = learned(dataset, home, "copy")
@@ -92,6 +95,7 @@ def changed(tmp_path_factory):
         found[split] = {
             file for file in base.keys() | other.keys() if base.get(file) != other.get(file)
         }
+    torch.set_num_threads(threads)
     return found
 
 
