@@ -4,9 +4,8 @@
     python benchmarks/atspeed.py --quick
 
 Makes the target, the teacher data and a draft for each objective where they are missing, and
-measures them on test users. Drafts and figures are kept as they end: a run that was stopped
-continues where it was. The parts are in `atspeed_tables/`; docs/alignment.md says how to read the
-output.
+measures them on test users. Drafts are kept as they end: a run that was stopped continues there.
+The parts are in `atspeed_tables/`; docs/alignment.md says how to read the output.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atspeed_tables.report import draw_accepted
 from atspeed_tables.report import report as report_atspeed
 from atspeed_tables.run import Options, experiment
 from reporting import begin, publish, read_options
@@ -37,8 +35,8 @@ QUICK: dict[str, Any] = {
     "draft": {"precision": "float32"},
 }  # fmt: skip
 QUICK_OPTIONS: dict[str, Any] = {
-    "users": 6, "timed": 2, "recall_users": 10, "ks": (1, 3), "drafts": 6, "studied": (3,),
-    "widths": (3, 6), "recall_ks": (3,), "steps": 3, "minutes": 0.002, "workers": 1,
+    "users": 6, "timed": 2, "recall_users": 10, "ks": (1, 3), "drafts": 6,
+    "recall_ks": (3,), "steps": 3, "minutes": 0.002,
 }  # fmt: skip
 
 
@@ -53,8 +51,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if run.quick:
         settings = Settings(QUICK)
     document = begin("atspeed", options, run) | experiment(Context.of(settings), options)
-    if run.out is not None and "table" in document:
-        draw_accepted(document, run.out / "accepted.svg")
     publish(document, report_atspeed(document), run.out)
 
 

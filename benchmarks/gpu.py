@@ -17,8 +17,8 @@ and of `kept` ones all but the last item is in the prefix cache. Ways:
 Answers to at least 8 requests, each of which excludes the item that would be its best, are judged
 before a way is timed (`gpu_gate.py`), beside those of eager beam search without graphs on the
 modules of transformers. A row says whether it passed (`gate`) and which share of items both list
-(`in_common`); it is timed if it did not pass, too. A way that raises has a row
-that says so, and costs the others nothing. Each row is written to `--out` at once, as a line of
+(`in_common`); it is timed if it did not pass, too. A way that raises has a row that says so in
+place of this, and costs the others nothing. Each row is written to `--out` at once, as a line of
 JSON. `--quick` runs everything in toy sizes, on a CPU too.
 """
 
@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from answers import HF_ROUNDING, ROUNDING, Agreement, Answer
 from gpu_bench import HUGGING_FACE, MOST, QUICK, WAYS, Bench, Row, Sizes, decode_eagerly
 from gpu_gate import Ranking, Scorer, find_fault, find_row, judge
-from gpu_rows import Rows
+from gpu_visit import add_row
 from measuring import environment, summarize
 from workload import SHAPES
 
@@ -60,7 +60,7 @@ JUDGED = 8  # requests, at least, whose answers are judged
 TOP_KERNELS = 20
 
 
-class Results(Rows):
+class Results:
     """Rows of measurements.
 
     Attributes:
@@ -70,12 +70,21 @@ class Results(Rows):
 
     failures = refused = 0
 
+    def __init__(self, out: Path) -> None:
+        """Add rows to a file."""
+        self.add = partial(add_row, out)
+
     def measure(self, kind: str, work: Callable[[], Row], **about: Any) -> bool:
         """Add the row that `work` returns, or one that says why there is none; whether there is."""
         try:
             row = {"kind": kind, **work()}
         except Exception as error:
-            row = {"kind": "failure", **_failure(error)}
+            frames = traceback.extract_tb(error.__traceback__)[-4:]
+            row = {
+                "kind": "failure",
+                "error": f"{type(error).__name__}: {error}"[:2000],
+                "at": [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames],
+            }
         self.failures += row["kind"] == "failure"
         self.refused += not row.get("gate", {}).get("passed", True)
         self.add(**about, **row)
@@ -92,15 +101,11 @@ class Case:
         self._prompts = [p for number in self._numbers for p in bench.prompts(number, batch)]
         self._nothing: list[list[int]] = [[] for _ in self._prompts]
         self._rows = bench.engine.trie.rows
-        self._scorer = Scorer(bench.work.target, self._rows, bench.sizes.beams)
+        self._scorer = Scorer(bench.work.target)
 
     def measure(self, way: str) -> Row:
-        """The row of a way; its kind is `failure` if it raised in a later round than the first."""
-        try:
-            row = self.check(way)
-        except Exception as error:
-            row = {"gate": {"passed": False, **_failure(error)}}
-        return row | self._time(way)
+        """The row of a way: how it was judged, and its times."""
+        return self.check(way) | self._time(way)
 
     def check(self, way: str) -> Row:
         """How far the answers of a way agree with those of `eager`, and what the gate says."""
@@ -116,8 +121,7 @@ class Case:
         elif self.bench.exact:
             gate = {"passed": agreement.requests == 1}
         else:
-            shortfall = self._scorer.shortfall(self._prompts, lists, excluded)
-            gate = judge(self._scorer.error(self._prompts, lists), shortfall, self._trusted)
+            gate = judge(self._scorer.error(self._prompts, lists), self._trusted)
         return {"in_common": agreement.items, "score_gap": agreement.gap, "gate": gate}
 
     def _lists(self, way: str, excluded: Sequence[Sequence[int]]) -> list[Ranking]:
@@ -155,31 +159,19 @@ class Case:
 
     def _time(self, way: str) -> Row:
         """Times of the rounds, and what was counted."""
-        seconds: list[float] = []
-        answers: list[Answer] = []
-        failure: Row = {}
         fallbacks = self.bench.fallbacks()
-        for number in range(self.bench.sizes.rounds):
-            try:
-                taken, answer = self.once(way, number)
-            except Exception as error:
-                if not seconds:
-                    raise
-                failure = {"kind": "failure", **_failure(error)}
-                break
-            seconds.append(taken)
-            answers.append(answer)
-        ms = summarize([1e3 * s for s in seconds])
+        rounds = [self.once(way, number) for number in range(self.bench.sizes.rounds)]
+        ms = summarize([1e3 * seconds for seconds, _ in rounds])
         row: Row = {
-            "rounds": len(seconds),
+            "rounds": len(rounds),
             "ms": ms,
             "per_second": round(1e3 * self.batch / ms["p50"], 1),
             "eager_passes": self.bench.fallbacks() - fallbacks,
         }
-        if stats := [s for answer in answers for s in answer.stats]:
+        if stats := [s for _, answer in rounds for s in answer.stats]:
             row["passes"] = round(float(np.mean([s.target_passes for s in stats])), 2)
             row["cached_tokens"] = round(float(np.mean([s.cached_tokens for s in stats])), 1)
-        return row | failure
+        return row
 
     def once(
         self, way: str, number: int, request: SearchRequest | None = None
@@ -254,28 +246,12 @@ def _measure(
     return {"peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0}
 
 
-def _failure(error: Exception) -> Row:
-    """An error and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)[-4:]
-    return {
-        "error": f"{type(error).__name__}: {error}"[:2000],
-        "at": [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames],
-    }
-
-
 def _case(text: str) -> tuple[str, int]:
     """`cold:8` as ("cold", 8)."""
     reuse, _, batch = text.partition(":")
     if reuse not in ("cold", "kept") or not batch.isdigit() or not 1 <= int(batch) <= MOST:
         raise argparse.ArgumentTypeError(f"{text!r}: want cold:B or kept:B with B of 1 to {MOST}")
     return reuse, int(batch)
-
-
-def _whole(text: str) -> int:
-    """A number of one or more."""
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: want a whole number, at least 1")
-    return int(text)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -290,10 +266,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--model", nargs="+", choices=SHAPES, default=models, help="shapes")
     add("--cases", nargs="+", type=_case, default=[*map(_case, cases)], help="prompts:requests")
     add("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="of decoding")
-    add("--beams", nargs="+", type=_whole, default=[sizes.beams], help="K")
-    add("--history", nargs="+", type=_whole, default=[sizes.history], help="items of a prompt")
-    add("--items", type=_whole, default=sizes.items, help="of the catalog")
-    add("--rounds", type=_whole, default=sizes.rounds, help="timed decodes of a way")
+    add("--beams", nargs="+", type=int, default=[sizes.beams], help="K")
+    add("--history", nargs="+", type=int, default=[sizes.history], help="items of a prompt")
+    add("--items", type=int, default=sizes.items, help="of the catalog")
+    add("--rounds", type=int, default=sizes.rounds, help="timed decodes of a way")
     add("--profile", action="store_true", help="also profile one decode of each")
     add("--float32", action="store_true", help="float32 on a GPU: exact answers")
     add("--quick", action="store_true", help="toy sizes, in seconds, on a CPU too")

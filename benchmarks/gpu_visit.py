@@ -15,6 +15,7 @@ on a CPU too. The status is 1 if a part failed or was stopped.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -26,13 +27,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_rows import Rows
-
 HERE = Path(__file__).resolve().parent
 SECONDS = 480.0  # of all parts
 LEAST = 5.0  # seconds that a part is worth starting for
-TAIL = 1500  # characters
-STOPS = (signal.SIGTERM, signal.SIGHUP)  # the latter as a connection is lost
+TAIL = 4000  # characters, room for the document of `serve.py`
 GPU_TESTS = [
     f"tests/recsys/test_{name}.py"
     for name in ("graphs", "captured", "captured_drafts", "level_kernel")
@@ -50,59 +48,16 @@ class Part(NamedTuple):
     """A process that adds rows: its time limit, and arguments of Python."""
 
     name: str
-    seconds: int
+    seconds: float
     command: Sequence[str]
-    hidden: bool = False  # no GPU is visible to it
-    unless: Path | None = None  # it is not run if this is there
 
 
-class Visit:
-    """Runs parts one after the other and keeps what they say.
-
-    Attributes:
-        failures: parts that failed or were stopped so far.
-    """
-
-    def __init__(self, rows: Rows, seconds: float, environment: Mapping[str, str]) -> None:
-        """Add rows, for so many seconds from now."""
-        self._rows, self._environment = rows, environment
-        self._end = time.monotonic() + seconds
-        self.failures = 0
-
-    def run(self, part: Part) -> bool:
-        """Run a part to its end or limit; whether it ended well."""
-        left = self._end - time.monotonic()
-        if left < LEAST:
-            row = {"status": "skipped", "reason": "the time of the visit is spent"}
-        else:
-            row = self._run(part, min(part.seconds, left))
-        self._rows.add(kind="part", part=part.name, **row)
-        ended = row["status"] == "ended"
-        self.failures += not ended
-        return ended
-
-    def _run(self, part: Part, limit: float) -> dict[str, Any]:
-        """How a part ended within its limit."""
-        start, code = time.monotonic(), None
-        environment = {**self._environment, **({"CUDA_VISIBLE_DEVICES": ""} if part.hidden else {})}
-        with tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(
-                [sys.executable, *part.command], cwd=HERE.parent, env=environment,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            try:
-                code = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # and what the part has started
-                process.wait()
-            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL))
-            tail = log.read().decode(errors="replace")
-        status = "stopped" if code is None else "failed" if code else "ended"
-        seconds = round(time.monotonic() - start, 1)
-        return {"status": status, "seconds": seconds, "limit": limit, "code": code, "tail": tail}
+def add_row(out: Path, **row: Any) -> None:
+    """Add a line of JSON to a file, and show it: it is on disk at once, whatever ends the run."""
+    line = json.dumps(row, default=str)
+    with out.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    print(line if len(line) < 400 else line[:400] + " ...", flush=True)
 
 
 def list_parts(out: Path, home: Path, wheels: Path | None, *, quick: bool) -> list[Part]:
@@ -117,52 +72,61 @@ def list_parts(out: Path, home: Path, wheels: Path | None, *, quick: bool) -> li
     both = ("--history", "50", "250")
     tests = ["-q", "-p", "no:cacheprovider", "-m", "gpu", *GPU_TESTS]
     settings = [option for setting in SHOP for option in ("--set", setting)] if quick else []
-    shop = ["-m", "recsys", "quickstart", "--name", "demo", *settings]
-    bundle = home / "bundles/demo"
-    service = [str(HERE / "gpu_service.py"), str(bundle), "--out", str(out)]
-    few = ["--requests", "50", "--clients", "4"] if quick else []
+    serve = ["--bundle", str(home / "bundles/demo"), "--concurrency", "1", "32", "--settings"]
+    serve += ["rate_limit=null", *([] if quick else ["device=cuda", "capture=decodes"])]
     parts = [
         Part("tests", 60, ["-m", "pytest", *tests]),
         gpu("float32", 40, "--quick", "--float32", "--cases", "cold:1", "kept:3"),  # all ways
         gpu("1.1B", 70, "--model", "1.1B", *cases),
         gpu("7B", 110, "--model", "7B", *cases),
-        Part("quickstart", 90, shop),
-        # The service is measured all the same.
-        Part("quickstart without the GPU", 90, shop, hidden=True, unless=bundle),
-        Part("service", 60, [*service, *few]),
+        Part("quickstart", 90, ["-m", "recsys", "quickstart", "--name", "demo", *settings]),
+        Part("service", 90, [str(HERE / "serve.py"), *serve, *(["--quick"] if quick else [])]),
         gpu("1.1B, wide", 70, "--model", "1.1B", "--beams", "20", "256", *both, *beams),
         gpu("10 million items", 70, "--model", "1.1B", "--items", "10000000", *beams),
         gpu("7B, wide", 80, "--model", "7B", "--beams", "256", *both, *beams),
     ]
-    return parts if wheels is None else [install(wheels, home / "site"), *parts]
-
-
-def install(wheels: Path, site: Path) -> Part:
-    """Wheels go into a folder of their own, so what the machine has stays as it is."""
+    if wheels is None:
+        return parts
+    # They go into a folder of their own, so what the machine has stays as it is.
+    pip = ["-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(home / "site")]
     files = [str(file) for file in sorted(wheels.resolve().glob("*.whl"))]
-    pip = ["-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site)]
-    return Part("install", 60, [*pip, *files])
+    return [Part("install", 60, [*pip, *files]), *parts]
 
 
-def visit(out: Path, seconds: float, wheels: Path | None, *, quick: bool) -> int:
-    """Run all parts; the number of those that failed."""
-    with tempfile.TemporaryDirectory(prefix="recsys-visit-") as folder:
-        # The folder of the parts is the checkout, whose packages are not those of a wheel.
-        folders = [f"{folder}/site", str(HERE), os.environ.get("PYTHONPATH", "")]
-        path = os.pathsep.join(filter(None, folders))
-        own = {"RECSYS_HOME": folder, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
-        parts = Visit(Rows(out), seconds, {**os.environ, **own})
-        for part in list_parts(out, Path(folder), wheels, quick=quick):
-            if part.unless is None or not part.unless.exists():
-                parts.run(part)
-        return parts.failures
+def visit(parts: Sequence[Part], out: Path, seconds: float, environment: Mapping[str, str]) -> int:
+    """Run parts one after the other, for so many seconds; the number of those that failed."""
+    end, failures = time.monotonic() + seconds, 0
+    for part in parts:
+        left = end - time.monotonic()
+        row = {"status": "skipped", "reason": "the time of the visit is spent"}
+        if left >= LEAST:
+            row = run(part, min(part.seconds, left), environment)
+        add_row(out, kind="part", part=part.name, **row)
+        failures += row["status"] != "ended"
+    return failures
 
 
-def stop(*_: object) -> None:
-    """End the visit, and with it the running part; a second signal does not interrupt that."""
-    for number in STOPS:
-        signal.signal(number, signal.SIG_IGN)
-    sys.exit("stopped")
+def run(part: Part, limit: float, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Run a part to its end or limit: how it ended."""
+    start, code = time.monotonic(), None
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, *part.command], cwd=HERE.parent, env=environment,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what the part has started
+            process.wait()
+        log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL))
+        tail = log.read().decode(errors="replace")
+    status = "stopped" if code is None else "failed" if code else "ended"
+    seconds = round(time.monotonic() - start, 1)
+    return {"status": status, "seconds": seconds, "limit": limit, "code": code, "tail": tail}
 
 
 def main() -> None:
@@ -175,10 +139,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.wheels and not any(args.wheels.glob("*.whl")):
         raise SystemExit(f"--wheels {args.wheels}: no wheels; docs/gpu.md says how to get them")
-    for number in STOPS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, stop)
-    if failures := visit(args.out.resolve(), args.seconds, args.wheels, quick=args.quick):
+    out = args.out.resolve()
+    with tempfile.TemporaryDirectory(prefix="recsys-visit-") as home:
+        # The folder of the parts is the checkout, whose packages are not those of a wheel.
+        folders = [f"{home}/site", str(HERE), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(filter(None, folders))
+        own = {"RECSYS_HOME": home, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
+        parts = list_parts(out, Path(home), args.wheels, quick=args.quick)
+        failures = visit(parts, out, args.seconds, {**os.environ, **own})
+    if failures:
         raise SystemExit(f"{failures} parts failed, or were stopped or left out")
 
 

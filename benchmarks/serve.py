@@ -7,7 +7,10 @@ A server of the bundle is started with a store of its own, or one that runs is u
 loop each client sends its next request when its last one is answered, so a slow server gets fewer
 requests. In an open loop requests are sent when they are due, and their latency counts from then,
 so a server that falls behind shows it (no coordinated omission). Server and load generator share
-the machine; the last column is the generator's share of it. Needs the `dev` extra.
+the machine; the last column is the generator's share of it. Lists that one client gets are compared
+with those that all clients get at once: batches of other sizes may run by other kernels, so a list
+is `tied` if it is the same but for items whose scores are within `TIE`, or else `different`. Needs
+the `dev` extra.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from huggingface import Ranking, same_ranking
 from load_client import OK, Client, Run
 from measuring import Row
 from reporting import Report, Table, begin, publish, read_options
@@ -35,6 +40,8 @@ from recsys.progress import say
 
 RECOMMEND = "/v1/recommendations"
 WARM_S = 2.0  # of load before anything is measured
+COMPARED = 200  # requests whose lists are compared
+TIE = 1e-3  # of scores in float32, whose lists are ranked by up to two more models
 COLUMNS = {
     "answers": "answers", "rate": "1/s", "p50_ms": "p50 ms", "p95_ms": "p95 ms",
     "p99_ms": "p99 ms", "errors": "errors", "server_cpu": "cores",
@@ -107,10 +114,10 @@ async def measure(server: Server, options: Options) -> Row:
     """All phases.
 
     Returns:
-        `closed` and `open`, a row for each loop.
+        `closed` and `open`, a row for each loop, and `lists`, what `compare` counts.
 
     Raises:
-        RecsysError: the server does not answer a plain request.
+        RecsysError: the server does not answer a plain request, or one whose list is compared.
     """
     workload = Workload(options.bundle, options.seed)
     phases: Row = {"closed": [], "open": []}
@@ -131,7 +138,29 @@ async def measure(server: Server, options: Options) -> Row:
             due = draw_arrivals(rate, options.seconds, options.seed)
             run = await client.open(workload.plain(options.k), due)
             phases["open"].append({"sent_rate": round(rate, 1), **_describe(run, server)})
+        requests = list(islice(workload.plain(options.k), COMPARED))
+        runs = [await client.closed(iter(requests), n, keep=True) for n in (1, most)]
+        phases["lists"] = compare(*map(_lists, runs))
     return phases
+
+
+def compare(alone: Sequence[Ranking], together: Sequence[Ranking]) -> Row:
+    """How many lists are the same to the bit, tied or different."""
+    counts = {"same": 0, "tied": 0, "different": 0}
+    for mine, theirs in zip(together, alone, strict=True):
+        tied = same_ranking(mine, theirs, tolerance=TIE, tie=TIE)
+        counts["same" if mine == theirs else "tied" if tied else "different"] += 1
+    return counts
+
+
+def _lists(run: Run) -> list[Ranking]:
+    """The list of each request, in an order of the requests."""
+    for reply in run.replies:
+        if reply.status not in OK:
+            raise RecsysError(f"{reply.request!r} is answered {reply.status}: {reply.body[:300]!r}")
+    answers = {reply.request: json.loads(reply.body)["items"] for reply in run.replies}
+    ordered = [answers[request] for request in sorted(answers)]
+    return [[(item["item_id"], item["score"]) for item in items] for items in ordered]
 
 
 def draw_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
@@ -168,7 +197,8 @@ def report(document: Row) -> Report:
             cells = [[_cell(row[column]) for column in (key, *COLUMNS)] for row in rows]
             columns = (key.replace("_", " "), *COLUMNS.values())
             tables.append(Table(f"{name.capitalize()} loop", columns, cells, words=0))
-    return Report(tables)
+    counts = ", ".join(f"{number} {name}" for name, number in document["lists"].items())
+    return Report(tables, [f"Lists of one client and of all clients at once: {counts}."])
 
 
 def _cell(value: Any) -> str:

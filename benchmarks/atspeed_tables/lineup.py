@@ -1,14 +1,13 @@
-"""The drafts that are compared: every objective, AtSpeed's ablations and weights of its loss.
+"""The drafts that are compared: every objective, and AtSpeed's ablations.
 
-A variant is a name and settings. All variants of a run share the target, the seeds, the starting
-point, and the time of training or the number of steps.
+A variant is a name and settings. All variants of a run share the target and the seeds, start from
+random weights as the paper's, and train for the same time or the same number of steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,7 +15,6 @@ from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.training.settings import ON_TREES, Objective
 
-Init = Literal["scratch", "target"]
 Budget = Literal["time", "steps"]
 
 PUBLISHED = ("sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r")
@@ -27,7 +25,6 @@ TITLES = {
     "sft": "SFT", "wordkd": "WordKD", "tvdkd": "TVDKD", "seqkd": "SeqKD",
     "atspeed-s": "AtSpeed-S", "atspeed-s-eq4": "AtSpeed-S, eq. 4", "atspeed-r": "AtSpeed-R",
 }  # fmt: skip
-INITS = {"scratch": "from scratch", "target": "from the target"}  # starting points in words
 STRICT, RELAXED = "atspeed-s", "atspeed-r"  # objectives that the paper studies
 PRINTED = "atspeed-s-eq4"  # searches the mixture of target and draft, as the paper prints
 
@@ -47,7 +44,6 @@ ABLATIONS: dict[str, dict[str, str]] = {
     RELAXED: _OF_BOTH,
 }  # fmt: skip
 EPOCHS = 20  # passes over a draft's data, at most, in equal time
-ALPHAS = (0.1, 0.3, 0.7)  # besides the default of 0.5
 
 # Settings of every variant, whatever the configuration says of the deployed draft.
 PLAIN: dict[str, Any] = {
@@ -98,7 +94,6 @@ class Variant:
 
     Attributes:
         objective: that it is trained with.
-        init: its starting point.
         seed: of its training.
         change: difference from the plain objective, in words; "" for none.
         options: the same difference as settings of section `draft`.
@@ -106,7 +101,6 @@ class Variant:
     """
 
     objective: str
-    init: Init
     seed: int = 0
     change: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -116,7 +110,7 @@ class Variant:
     def key(self) -> str:
         """Name of its folder."""
         budget = "" if self.budget == "time" else self.budget
-        words = [self.objective, self.change, self.init, budget, str(self.seed)]
+        words = [self.objective, self.change, budget, str(self.seed)]
         safe = ["".join(c if c.isalnum() or c in "-." else "-" for c in w) for w in words if w]
         return "_".join(safe)
 
@@ -140,7 +134,7 @@ class Variant:
     @property
     def teacher(self) -> str:
         """Name of the teacher's folder."""
-        own = f"_{self.init}_{self.budget}" if self.source == "mixture" else ""
+        own = f"_{self.budget}" if self.source == "mixture" else ""
         return f"teacher-{self.source}{own}_{self.seed}"
 
     @property
@@ -174,11 +168,8 @@ def derive_settings(
     """The settings of a run, changed for one variant that trains within `limits`."""
     values = settings.values
     draft = {**values.get("draft", {}), **PLAIN}
-    if variant.init == "scratch":
-        # Settings of a draft cut from its target do not fit one from scratch.
-        draft |= SCRATCH if draft.get("init_from_target", True) else {"init_from_target": False}
-    else:
-        draft["init_from_target"] = True
+    # Settings of a draft cut from its target do not fit one from scratch.
+    draft |= SCRATCH if draft.get("init_from_target", True) else {"init_from_target": False}
     draft |= {**limits.settings, **variant.options}
     draft["objective"] = variant.objective
     # One set of teacher data for all objectives that search the target.
@@ -191,7 +182,7 @@ def derive_settings(
     return Settings({**values, "seed": variant.seed, "draft": draft, "teacher": teacher})
 
 
-def list_variants(parts: Sequence[str], init: Init, budget: Budget) -> list[Variant]:
+def list_variants(parts: Sequence[str], budget: Budget) -> list[Variant]:
     """All drafts that the parts of an experiment need, of one seed."""
     changes: list[tuple[str, str, dict[str, Any]]] = [(name, "", {}) for name in OBJECTIVES]
     if "ablations" in parts:
@@ -200,12 +191,6 @@ def list_variants(parts: Sequence[str], init: Init, budget: Budget) -> list[Vari
             for objective, ablations in ABLATIONS.items()
             for change, ablation in ablations.items()
         ]
-    if "effects" in parts:
-        changes += [
-            (objective, f"alpha {alpha}", {"alpha": alpha})
-            for objective, alpha in product((STRICT, RELAXED), ALPHAS)
-        ]
     return [
-        Variant(objective, init, 0, change, options, budget)
-        for objective, change, options in changes
+        Variant(objective, 0, change, options, budget) for objective, change, options in changes
     ]

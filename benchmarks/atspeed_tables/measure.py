@@ -6,11 +6,9 @@ be compared over the same users.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from answers import ROUNDING, Agreement, Answer
 from numpy.typing import NDArray
 
 from atspeed_tables.lineup import DraftSpace
-from recsys.artifacts import Workspace, read_manifest
+from recsys.artifacts import Workspace
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
 from recsys.decoding import Beams, ModelDrafter, SearchRequest, beam_search, speculative_beam_search
@@ -96,26 +94,23 @@ class Question:
         verification: `strict`, `relaxed`, or `released`, relaxed as AtSpeed's code accepts and
             counts; `none` for the target alone.
         drafts: N, nodes of each level.
-        depth: gamma, levels that are drafted; None for all but the last.
         temperature: of relaxed verification.
     """
 
     beams: int
     verification: str = "strict"
     drafts: int = 40
-    depth: int | None = None
     temperature: float = 1.0
 
     @property
     def row(self) -> dict[str, Any]:
         """The question as plain values."""
-        names = ("verification", "drafts", "depth")
-        return {"k": self.beams, **{name: getattr(self, name) for name in names}}
+        return {"k": self.beams, "verification": self.verification, "drafts": self.drafts}
 
 
 def ask(scene: Scene, draft: TreeModel, question: Question, group: Any, seeds: Any) -> Beams:
     """The answers of one batch."""
-    k, levels = question.beams, scene.trie.num_levels
+    k = question.beams
     if question.verification in ("relaxed", "released"):
         request = SearchRequest(group, seeds=seeds, temperature=question.temperature)
         drafts = ModelDrafter(draft, draft_beams=max(k, question.drafts))
@@ -123,8 +118,7 @@ def ask(scene: Scene, draft: TreeModel, question: Question, group: Any, seeds: A
             scene.target, drafts, request, scene.trie, k, "relaxed",
             released=question.verification == "released",
         )  # fmt: skip
-    depth = min(question.depth or levels - 1, levels - 1)
-    drafter = ModelDrafter(draft, widths=[question.drafts] * depth)
+    drafter = ModelDrafter(draft, widths=[question.drafts] * (scene.trie.num_levels - 1))
     return speculative_beam_search(scene.target, drafter, group, scene.trie, k)
 
 
@@ -143,10 +137,9 @@ class Sample:
     passes: NDArray[np.float64]
 
 
+@cache
 def answer_question(base: Workspace, space: DraftSpace, question: Question, users: int) -> Sample:
-    """The sample of one draft for one question.
-
-    It is written beside the draft, and read again if draft, target and users are the same.
+    """The sample of one draft for one question; the same question is measured once.
 
     Args:
         base: the run's workspace, where the target is.
@@ -154,30 +147,14 @@ def answer_question(base: Workspace, space: DraftSpace, question: Question, user
         question: to answer.
         users: number of test users.
     """
-    digests = [read_manifest(space.run("draft")).digest, read_manifest(base.run("target")).digest]
-    identity = {"models": digests, "users": users, "question": vars(question)}
-    name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-    file = space.run("draft").parent / "samples" / f"{name}.json"
-    if not file.is_file():
-        measured = _measure(load_scene(base, users), load_draft(space), question)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".unfinished")
-        temporary.write_text(json.dumps({**identity, **measured}), encoding="utf-8")
-        temporary.replace(file)
-        mean = np.mean(measured["accepted"])
-        say(f"{space.draft}: {question.verification}, K = {question.beams}: {mean:.2f} levels")
-    stored = json.loads(file.read_text(encoding="utf-8"))
-    return Sample(question, *(np.asarray(stored[name]) for name in ("accepted", "passes")))
-
-
-def _measure(scene: Scene, draft: TreeModel, question: Question) -> dict[str, list[float]]:
-    """Accepted levels and passes of each user."""
+    scene, draft = load_scene(base, users), load_draft(space)
     answers = [ask(scene, draft, question, *batch) for batch in scene.batches()]
     stats = [s for answer in answers for s in answer.stats]
-    return {
-        "accepted": [float(s.accepted_levels) for s in stats],
-        "passes": [float(s.target_passes) for s in stats],
-    }
+    accepted = np.array([float(s.accepted_levels) for s in stats])
+    passes = np.array([float(s.target_passes) for s in stats])
+    about = f"{space.draft}: {question.verification}, K = {question.beams}"
+    say(f"{about}: {accepted.mean():.2f} levels")
+    return Sample(question, accepted, passes)
 
 
 def cell(values: NDArray[np.float64], digits: int = 3) -> dict[str, float]:

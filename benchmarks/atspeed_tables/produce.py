@@ -1,4 +1,4 @@
-"""Training of the drafts and their teacher data, in several processes.
+"""Training of the drafts and their teacher data.
 
 Each task is one stage of one variant. A stage whose artifact is up to date returns at once, so an
 experiment that was stopped continues where it was.
@@ -6,38 +6,15 @@ experiment that was stopped continues where it was.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from atspeed_tables.lineup import DraftSpace, Limits, Variant, derive_settings
 from recsys.artifacts import read_manifest
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.training import draft, teacher
-
-Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-
-
-@contextmanager
-def workers(count: int) -> Iterator[Run]:
-    """Runs tasks in processes of one thread each; with one worker, in this process."""
-    if count == 1:
-        yield lambda tasks: [task() for task in tasks]
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, spawn, torch.set_num_threads, (1,)) as pool:
-        yield lambda tasks: list(pool.map(_call, tasks))
-
-
-def _call(task: Callable[[], Any]) -> Any:
-    return task()
 
 
 def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> dict[str, Any]:
@@ -69,9 +46,7 @@ def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> 
     return {**row, "spent": round(seconds, 1)}
 
 
-def produce(
-    variants: Sequence[Variant], context: Context, limits: Limits, run: Run
-) -> list[dict[str, Any]]:
+def produce(variants: Sequence[Variant], context: Context, limits: Limits) -> list[dict[str, Any]]:
     """Make all teachers and drafts, in waves: each needs only what an earlier one made.
 
     Returns:
@@ -83,5 +58,5 @@ def produce(
         teachers = {v.teacher: v for v in variants if v.wave == wave + 1}
         stages = [("teacher", v) for v in teachers.values()]
         stages += [("draft", v) for v in variants if v.wave == wave]
-        rows += run([partial(run_stage, kind, v, context, limits) for kind, v in stages])
+        rows += [run_stage(kind, v, context, limits) for kind, v in stages]
     return rows

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from measuring import Row
 from reporting import Report, Table
 
 from atspeed_tables import paper
-from atspeed_tables.lineup import BUDGETS, INITS, PUBLISHED, RELAXED, STRICT, title_of
+from atspeed_tables.lineup import BUDGETS, PUBLISHED, RELAXED, STRICT, title_of
 from atspeed_tables.speed import NO_TREE
 
 PAPER = "paper (7B)"
@@ -22,15 +21,6 @@ COUNTS = {
     "released": "Levels that the target accepts, at most L - 1, of all rounds of a request, as the "
     "published figures count them.",
 }
-# effect -> column of its values, and how to read its table
-EFFECTS = {
-    "N": ("drafts", "Strict: AtSpeed-S; relaxed: AtSpeed-R."),
-    "gamma": ("depth", "AtSpeed-S with a draft of gamma levels."),
-    "alpha": (
-        "alpha",
-        "AtSpeed-S (strict) and AtSpeed-R (relaxed) by the weight of the alignment loss; 0 is SFT.",
-    ),
-}
 
 
 def report(document: Row) -> Report:
@@ -41,8 +31,6 @@ def report(document: Row) -> Report:
         tables += [_speedup(document, verification) for verification in ("strict", "relaxed")]
     if "ablations" in document:
         tables += [_ablation(document["ablations"], objective) for objective in (STRICT, RELAXED)]
-    if "effects" in document:
-        tables += [_effect(document["effects"], effect) for effect in EFFECTS]
     if "recall" in document:
         tables.append(_recall(document["recall"]))
     tables.append(_drafts(document))
@@ -52,7 +40,7 @@ def report(document: Row) -> Report:
 def _sentences(document: Row) -> list[str]:
     options, sizes = document["options"], {row["parameters"] for row in document["drafts"]}
     sentences = [
-        f"{document['run']}: drafts {INITS[options['init']]}, {BUDGETS[options['budget']]}, "
+        f"{document['run']}: drafts from scratch, {BUDGETS[options['budget']]}, "
         f"{options['seeds']} seeds, trees of {options['drafts']} nodes a level. ± is half the 95 % "
         "interval over users.",
         f"The paper's target has {paper.TARGET_PARAMETERS / 1e9:.1f} billion parameters and its "
@@ -145,19 +133,6 @@ def _ablation(rows: Sequence[Row], objective: str) -> Table:
     )
 
 
-def _effect(rows: Sequence[Row], effect: str) -> Table:
-    column, note = EFFECTS[effect]
-    own = [row for row in rows if row["effect"] == effect]
-    values = sorted({row[column] for row in own})
-    lines = []
-    for verification, k in dict.fromkeys((row["verification"], row["k"]) for row in own):
-        about = {"verification": verification, "k": k}
-        by_value = [_find(own, **about, **{column: value}) for value in values]
-        lines.append([verification, str(k), *(cell(r and r["accepted"]) for r in by_value)])
-    columns = ["verification", "K", *(f"{effect}={value:g}" for value in values)]
-    return Table(f"Effect of {effect} on accepted levels", columns, lines, note, words=2)
-
-
 def _recall(rows: Sequence[Row]) -> Table:
     lines = []
     for row in rows:
@@ -189,29 +164,3 @@ def _drafts(document: Row) -> Table:
         for row in document["drafts"]
     ]
     return Table("Drafts", names, rows, "On one thread, perhaps in an earlier run.")
-
-
-def draw_accepted(document: Row, file: Path) -> None:
-    """Accepted levels by K; dashed: the paper's AtSpeed-S (strict) and AtSpeed-R (relaxed)."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    ks = document["options"]["ks"]
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "recsys"}):
-        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-        ways = (("strict", STRICT), ("released", RELAXED))
-        for axes, (verification, champion) in zip(figure.subplots(1, 2), ways, strict=True):
-            lines = _beside_paper(document, "table", verification, paper.ACCEPTED)
-            for title, own, _ in lines:
-                values = [row["accepted"] for row in own if row]
-                if len(values) == len(ks):
-                    means, errors = ([v[name] for v in values] for name in ("mean", "error"))
-                    axes.errorbar(range(len(ks)), means, yerr=errors, label=title, marker=".")
-            published = [paper.figure(paper.ACCEPTED, verification, champion, k) for k in ks]
-            axes.plot(range(len(ks)), published, "--", color="black", label="paper's best")
-            axes.set_xticks(range(len(ks)), [str(k) for k in ks])
-            axes.set(ylim=(0, None), xlabel="K")
-            axes.set_title(f"accepted levels, {HOW[verification]}", loc="left")
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=5)
-        figure.savefig(file, metadata={"Date": None})

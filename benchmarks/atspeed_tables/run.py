@@ -5,9 +5,8 @@ Only this evaluates test users. Training and its choices see the other splits on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import cast
@@ -18,16 +17,13 @@ from measuring import Row
 from atspeed_tables import paper
 from atspeed_tables.lineup import (
     ABLATIONS,
-    ALPHAS,
     BUDGETS,
-    INITS,
     OBJECTIVES,
     PRINTED,
     RELAXED,
     STRICT,
     Budget,
     DraftSpace,
-    Init,
     Limits,
     Variant,
     list_variants,
@@ -35,6 +31,7 @@ from atspeed_tables.lineup import (
 from atspeed_tables.measure import (
     Lists,
     Question,
+    Sample,
     answer_question,
     compare_accepted,
     compare_accuracy,
@@ -43,14 +40,14 @@ from atspeed_tables.measure import (
     load_scene,
     measure_lists,
 )
-from atspeed_tables.produce import Run, produce, workers
+from atspeed_tables.produce import produce
 from atspeed_tables.speed import measure_walltimes
 from recsys.artifacts import Workspace, read_manifest
 from recsys.errors import ConfigError
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
 
-PARTS = ("table", "ablations", "effects", "recall")
+PARTS = ("table", "ablations", "recall")
 VERIFICATIONS = {"strict": STRICT, "relaxed": RELAXED}
 COUNTED = (*VERIFICATIONS, "released")  # in the table of accepted levels
 TEMPERATURES = (0.5, 1.0)  # of the samples in table 2
@@ -66,19 +63,15 @@ class Options:
         name: of the run; names its folders under $RECSYS_HOME (var/).
         parts: of the experiment.
         objectives: drafts of others are left out.
-        init: drafts start from random weights, as the paper's, or from the target's first layers.
         budget: what drafts that are compared have in common.
         seeds: drafts of each kind, one a seed.
         minutes: training time of one draft, at most, in equal time.
         steps: of one draft in equal steps.
-        workers: processes that train and measure side by side, one thread each.
         users: test users whose accepted levels are counted.
         timed: test users whose requests are timed.
         recall_users: test users whose recommendations are measured.
         ks: K of the table and the ablations.
         drafts: N.
-        studied: K of the effects.
-        widths: N whose effect is shown.
         recall_ks: K of the recommendations.
     """
 
@@ -87,19 +80,15 @@ class Options:
     name: str = ""
     parts: tuple[str, ...] = field(default=PARTS, metadata={"choices": PARTS})
     objectives: tuple[str, ...] = field(default=OBJECTIVES, metadata={"choices": OBJECTIVES})
-    init: str = field(default="scratch", metadata={"choices": tuple(INITS)})
     budget: str = field(default="steps", metadata={"choices": tuple(BUDGETS)})
     seeds: int = 1
     minutes: float = 1.0
     steps: int = 1000
-    workers: int = 2
     users: int = 200
     timed: int = 20
     recall_users: int = 1000
     ks: tuple[int, ...] = paper.KS
     drafts: int = paper.DRAFTS
-    studied: tuple[int, ...] = (5, 10, 20)
-    widths: tuple[int, ...] = (10, 20, 40, 60, 80)
     recall_ks: tuple[int, ...] = (5, 10)
 
     def __post_init__(self) -> None:
@@ -122,12 +111,11 @@ class Options:
 
     def variant(self, objective: str, change: str = "", options: Row | None = None) -> Variant:
         """A draft of the first seed."""
-        init, budget = cast(Init, self.init), cast(Budget, self.budget)
-        return Variant(objective, init, 0, change, options or {}, budget)
+        return Variant(objective, 0, change, options or {}, cast(Budget, self.budget))
 
     def variants(self, seed: int) -> list[Variant]:
         """All drafts of one seed."""
-        listed = list_variants(self.parts, cast(Init, self.init), cast(Budget, self.budget))
+        listed = list_variants(self.parts, cast(Budget, self.budget))
         return [v.of(seed) for v in listed if v.objective in self.objectives]
 
 
@@ -140,19 +128,12 @@ class Cell:
         variant: the draft, with the first seed.
         question: how it is used.
         against: the draft that its figure is compared with, or None.
-        about: further columns of its row.
     """
 
     part: str
     variant: Variant
     question: Question
     against: Variant | None = None
-    about: Row = field(default_factory=dict)
-
-    @property
-    def variants(self) -> list[Variant]:
-        """The drafts that its row needs."""
-        return [v for v in (self.variant, self.against) if v is not None]
 
 
 def experiment(context: Context, options: Options) -> Row:
@@ -177,12 +158,10 @@ def experiment(context: Context, options: Options) -> Row:
     info = read_manifest(base.run("target"), "target").info
     document: Row = {"run": base.name}
     document["target"] = {k: info[k] for k in ("parameters", "epochs", "seconds", "validation")}
-    with workers(options.workers) as run:
-        for seed in range(options.seeds):
-            made += produce(options.variants(seed), context, options.limits, run)
-            _ask(cells, seed, base, options, run)
-        if "recall" in parts:
-            document["recall"] = _recall(base, options, run)
+    for seed in range(options.seeds):
+        made += produce(options.variants(seed), context, options.limits)
+    if "recall" in parts:
+        document["recall"] = _recall(base, options)
     document["teachers"] = [row for row in made if "teacher" in row]
     document["drafts"] = [row for row in made if "draft" in row]
     for cell in cells:
@@ -207,53 +186,24 @@ def list_cells(options: Options) -> Iterator[Cell]:
         for change, ablation in ABLATIONS[objective].items():
             ablated = of(objective, change, {"ablations": [ablation]})
             yield Cell("ablations", ablated, question, of(objective))
-    for k in options.studied:
-        for verification, objective in VERIFICATIONS.items():
-            for width in options.widths:
-                if verification == "strict" or width >= k:
-                    question = Question(k, verification, width)
-                    yield Cell("effects", of(objective), question, None, {"effect": "N"})
-        for depth in (1, 2, 3):
-            question = Question(k, "strict", n, depth)
-            yield Cell("effects", of(STRICT), question, None, {"effect": "gamma"})
-        for verification, objective in VERIFICATIONS.items():
-            by_alpha = {0.0: of("sft"), 0.5: of(objective)}
-            by_alpha |= {a: of(objective, f"alpha {a}", {"alpha": a}) for a in ALPHAS}
-            for alpha, variant in sorted(by_alpha.items()):
-                about = {"effect": "alpha", "alpha": alpha}
-                yield Cell("effects", variant, Question(k, verification, n), None, about)
-
-
-def _ask(cells: Sequence[Cell], seed: int, base: Workspace, options: Options, run: Run) -> None:
-    """Answer what the cells ask of one seed's drafts, side by side."""
-    asked = {(v.key, c.question): v.of(seed) for c in cells for v in c.variants}
-    run(
-        [
-            partial(
-                answer_question, base, DraftSpace.seen_by(base, variant), question, options.users
-            )
-            for (_, question), variant in asked.items()
-        ]
-    )
 
 
 def _row(cell: Cell, base: Workspace, options: Options) -> Row:
-    """The row of a cell, over all seeds; its questions are answered already."""
-    own, *whole = (
-        [
-            answer_question(
-                base, DraftSpace.seen_by(base, variant.of(seed)), cell.question, options.users
-            )
-            for seed in range(options.seeds)
-        ]
-        for variant in cell.variants
-    )
+    """The row of a cell, over all seeds."""
+
+    def samples(variant: Variant) -> list[Sample]:
+        spaces = [DraftSpace.seen_by(base, variant.of(seed)) for seed in range(options.seeds)]
+        return [answer_question(base, space, cell.question, options.users) for space in spaces]
+
+    own = samples(cell.variant)
     names = ("objective", "change", "title")
-    row = {name: getattr(cell.variant, name) for name in names} | cell.about | describe(own)
-    return {**row, "gain": compare_accepted(own, whole[0])} if whole else row
+    row = {name: getattr(cell.variant, name) for name in names} | describe(own)
+    if cell.against is None:
+        return row
+    return {**row, "gain": compare_accepted(own, samples(cell.against))}
 
 
-def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
+def _recall(base: Workspace, options: Options) -> list[Row]:
     """Accuracy of the target, searched and sampled, and of strict and relaxed verification."""
     strict, relaxed = (
         DraftSpace.seen_by(base, options.variant(name)) for name in VERIFICATIONS.values()
@@ -267,5 +217,5 @@ def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
             lists.append(Lists("target", Question(k, "none", temperature=heat), sampled=True))
             question = Question(k, "relaxed", options.drafts, temperature=heat)
             lists.append(Lists(RELAXED, question, True, draft=relaxed))
-    answers = run([partial(measure_lists, base, kind, options.recall_users) for kind in lists])
+    answers = [measure_lists(base, kind, options.recall_users) for kind in lists]
     return compare_accuracy(lists, answers)

@@ -37,7 +37,7 @@ def gpu():
     spec.loader.exec_module(module)
     sys.path[:] = path
     yield module
-    for name in (spec.name, "gpu_bench", "gpu_gate", "gpu_rows"):
+    for name in (spec.name, "gpu_bench", "gpu_gate", "gpu_visit"):
         del sys.modules[name]
 
 

@@ -1,8 +1,10 @@
-"""`benchmarks/serve.py`: loops over HTTP, requests, errors."""
+"""`benchmarks/serve.py`: loops over HTTP, requests, errors, and lists that are compared."""
 
+import json
 from contextlib import asynccontextmanager
 
 import pytest
+import serve
 from load_client import Client
 
 
@@ -36,3 +38,23 @@ async def test_an_open_loop_counts_latency_from_the_due_time(talking):
         run = await client.open([b"1"] * 9, [0.0, 0.01, -1.0])
     assert len(run.latency_ms) == 3
     assert max(run.latency_ms) >= 1000, "the request that was due a second ago"
+
+
+def test_lists_are_the_same_tied_or_different():
+    alone = [[("a", 3.0), ("b", 2.0), ("c", 2.0)]]
+    assert serve.compare(alone, alone)["same"] == 1
+    assert serve.compare(alone, [[("a", 3.0005), ("c", 2.0004), ("b", 2.0)]])["tied"] == 1
+    for other in (
+        [("a", 3.0), ("b", 2.1), ("c", 2.0)], [("b", 3.0), ("a", 2.0), ("c", 2.0)], alone[0][:2],
+    ):  # fmt: skip
+        assert serve.compare(alone, [other])["different"] == 1
+
+
+def test_a_service_is_started_and_measured(random_bundle, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(serve, "WARM_S", 0.1)
+    monkeypatch.setattr(serve, "COMPARED", 20)
+    bundle = random_bundle(tmp_path / "bundle", 60)
+    serve.main(["--bundle", str(bundle), "--quick", "--seconds", "0.2", "--concurrency", "1", "4"])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["clients"] for row in document["closed"]] == [1, 4]
+    assert document["lists"]["same"] + document["lists"]["tied"] == 20

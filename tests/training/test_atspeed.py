@@ -15,7 +15,7 @@ from recsys.config import Settings
 from recsys.training.settings import DraftConfig, TeacherConfig
 
 HOME = Workspace(Path("home"), "shop")
-BOTH, BUDGETS = ("scratch", "target"), ("time", "steps")
+BUDGETS = ("time", "steps")
 
 
 def limits(budget):
@@ -23,18 +23,17 @@ def limits(budget):
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("init", BOTH)
-def test_settings_of_every_variant_are_its_own(init, budget):
+def test_settings_of_every_variant_are_its_own(budget):
     deployed = Settings({"draft": {"objective": "margin-kd", "alpha": 1.0, "layers": 2}})
-    for variant in list_variants(PARTS, init, budget):
+    for variant in list_variants(PARTS, budget):
         settings = derive_settings(deployed, variant.of(3), limits(budget), HOME)
         config = settings.section("draft", DraftConfig)
         assert (settings.seed, config.objective) == (3, variant.objective)
         own = (config.max_minutes, config.epochs, config.min_steps, config.max_steps)
         assert own == ((0.5, 20, 0, None) if budget == "time" else (None, 1, 700, 700))
         assert config.alpha == variant.options.get("alpha")
-        assert config.init_from_target == (init == "target")
-        assert config.layers == (2 if init == "target" else 1)
+        assert not config.init_from_target
+        assert config.layers == 1
         assert not config.evaluate_every  # no choice is made on any split
         if config.alignment.on_levels:
             assert settings.section("teacher", TeacherConfig).level_tokens
@@ -43,7 +42,7 @@ def test_settings_of_every_variant_are_its_own(init, budget):
 def test_an_ablation_changes_one_setting_of_its_objective():
     plain, *changed = (
         derive_settings(Settings({}), v, limits("steps"), HOME).section("draft", DraftConfig)
-        for v in list_variants(("ablations",), "scratch", "steps")
+        for v in list_variants(("ablations",), "steps")
         if v.objective == "atspeed-s"
     )
     values = vars(plain)
@@ -62,23 +61,22 @@ def test_an_ablation_changes_one_setting_of_its_objective():
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed(budget):
-    variant = Variant("atspeed-s-eq4", "target", 2, budget=budget)
+    variant = Variant("atspeed-s-eq4", 2, budget=budget)
     settings = derive_settings(Settings({}), variant, limits(budget), HOME)
     teacher = settings.section("teacher", TeacherConfig)
-    sft = DraftSpace.seen_by(HOME, Variant("sft", "target", 2, budget=budget)).run("draft")
+    sft = DraftSpace.seen_by(HOME, Variant("sft", 2, budget=budget)).run("draft")
     assert (teacher.source, teacher.draft) == ("mixture", sft)
     for name in ("seqkd", "atspeed-s"):
-        plainly = derive_settings(Settings({}), Variant(name, "target", 2), limits(budget), HOME)
+        plainly = derive_settings(Settings({}), Variant(name, 2), limits(budget), HOME)
         assert plainly.section("teacher", TeacherConfig).source == "target"
 
 
 def test_cells_cover_the_papers_tables_once():
     cells = list(list_cells(Options()))
     count = {part: sum(cell.part == part for cell in cells) for part in PARTS}
-    # nine objectives, counted in three ways; 1 + 7 and 1 + 4 ablations; for three K, five or fewer
-    # N in two ways, three gamma, and five alpha in two ways
+    # nine objectives, counted in three ways; 1 + 7 and 1 + 4 ablations
     table, ablations = 9 * 3 * 5, 5 * (8 + 5)
-    assert count == {"table": table, "ablations": ablations, "effects": 68, "recall": 0}
+    assert count == {"table": table, "ablations": ablations, "recall": 0}
     assert len({(c.variant.key, c.question) for c in cells if c.part == "table"}) == table
 
 
@@ -95,9 +93,8 @@ def test_intervals_are_over_users_and_figures_means_over_seeds():
 
 
 def stamps(home):
-    """When each artifact and each figure was written."""
-    files = [*home.rglob("manifest.json"), *home.rglob("samples/*.json")]
-    return {file: file.stat().st_mtime_ns for file in files}
+    """When each artifact was written."""
+    return {file: file.stat().st_mtime_ns for file in home.rglob("manifest.json")}
 
 
 @pytest.mark.slow
@@ -114,17 +111,15 @@ def test_a_toy_run_fills_every_part_and_what_exists_is_not_made_again(
     shown, document = run("--out", str(tmp_path / "out"))
     made = stamps(tmp_path)
     assert document == json.loads((tmp_path / "out" / "result.json").read_text())
-    assert (tmp_path / "out" / "accepted.svg").read_text().startswith("<?xml")
     for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "margin-kd (ours)"):
         assert text in shown
     assert "…" not in shown, "nothing is cut off"
-    assert len(document["drafts"]) == 9 + 11 + 6
+    assert len(document["drafts"]) == 9 + 11
     assert {row["steps"] for row in document["drafts"]} == {3}
     assert len(document["table"]) == 9 * 3 * 2
     assert len(document["speed"]) == 9 * 2 * 2 + 2
     assert "beam search without tree attention" in shown
     assert len(document["ablations"]) == 2 * (8 + 5)
-    assert {row["effect"] for row in document["effects"]} == {"N", "gamma", "alpha"}
     assert all(0 <= row["accepted"]["mean"] <= 2 for row in document["table"])
     assert all(1 <= row["passes"]["mean"] <= 3 for row in document["table"])
     assert sum(row["differing"] or 0 for row in document["recall"]) == 0
