@@ -21,63 +21,32 @@ Location = Annotated[
 
 @app.callback()
 def _store() -> None:
-    """Back up the service's store; export and import its events and erasures."""
+    """Back up the service's store; copy it to another place."""
 
 
-@app.command("export")
-def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
-    store: Location = None,
-    name: Name = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-) -> None:
-    """Write all events and erasures to a file. The service may be running.
-
-    Example: recsys store export events.ndjson
-    """
-    from contextlib import closing
-
-    from recsys.serving.transfer import export_events
-
-    with closing(_open(store, name, config, set_)) as opened:
-        count = export_events(opened, file)
-    typer.echo(f"{count} events exported to {file}")
-
-
-@app.command("import")
-def import_(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="File of `export`, or lines of POST /v1/events."),
+@app.command("copy")
+def copy(
+    to: Annotated[
+        str, typer.Argument(metavar="TO", help="Path or URL of a store that is empty or new.")
     ],
     store: Location = None,
     name: Name = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Take over the erasures of a file, and append its events.
+    """Copy a store to another place, such as one of SQLite to PostgreSQL.
 
-    Stored events are skipped, so the command can be repeated.
+    Stop the service first: what it writes meanwhile is not copied.
 
-    Example: recsys store import events.ndjson --store postgresql://localhost/shop
+    Example: recsys store copy postgresql://localhost/shop
     """
-    import asyncio
     from contextlib import closing
 
-    from recsys.errors import DataError
-    from recsys.serving.transfer import import_events
+    from recsys.serving.stores import open_database
 
-    if not file.is_file():
-        raise DataError(f"{file}: there is no such file")
-    with closing(_open(store, name, config, set_, is_old=False)) as opened:
-        done = asyncio.run(import_events(opened, file))
-    typer.echo(
-        f"{done.accepted} events imported, {done.duplicates} were there, {done.ignored} of erased "
-        f"users left out"
-        + (f", {done.erasures} erasures taken over" if done.erasures else "")
-        + (f", {done.seeded} of a data set left out: the store has its own" if done.seeded else "")
-    )
+    with closing(_open(store, name, config, set_)) as opened, closing(open_database(to)) as other:
+        count = opened.database.copy_to(other)
+    typer.echo(f"{count} events are in {other.place}")
 
 
 @app.command("backup")
@@ -113,14 +82,9 @@ def backup(
 
 
 def _open(
-    store: str | None,
-    name: str | None,
-    config: Path | None,
-    overrides: list[str] | None,
-    *,
-    is_old: bool = True,
+    store: str | None, name: str | None, config: Path | None, overrides: list[str] | None
 ) -> Store:
-    """The store of the options; an old one must be there: opening a SQLite file would make it."""
+    """The store of the options, which must be there: opening a SQLite file would make it."""
     from recsys.errors import ConfigError
     from recsys.serving.settings import ServingSettings
     from recsys.serving.stores import open_store, sqlite_file
@@ -130,6 +94,6 @@ def _open(
         config, overrides or (), name=name, store=store, insecure_listen=True
     )
     file = sqlite_file(settings.store)
-    if is_old and file is not None and not file.is_file():
+    if file is not None and not file.is_file():
         raise ConfigError(f"there is no store {file}; name one by --store")
     return open_store(settings.store, not_history=settings.not_history)

@@ -27,7 +27,6 @@ from recsys.constraint.attributes import Attributes
 from recsys.constraint.filters import ItemBoosts, ItemFilter
 from recsys.data.prepare import DataConfig, build
 from recsys.errors import FilterError, RecsysError
-from recsys.serving import transfer
 from recsys.serving.api.events import _lines
 from recsys.serving.api.routing import document, validated
 from recsys.serving.bodies import MalformedError, parse
@@ -90,7 +89,7 @@ def read_texts(data: bytes) -> None:
 
 
 def read_exports(data: bytes) -> None:
-    """As events and as items of a shop, and as events of another store."""
+    """As events and as items of a shop."""
     with tempfile.TemporaryDirectory() as folder:
         events, items = Path(folder, "e.csv"), Path(folder, "i.csv")
         items.write_bytes(data)
@@ -98,9 +97,6 @@ def read_exports(data: bytes) -> None:
             events.write_bytes(content)
             with suppress(RecsysError):
                 build(DataConfig(source="table", path=str(events), items=others and str(others)))
-        with suppress(RecsysError):
-            for _ in transfer._read(items):
-                pass
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -1,7 +1,6 @@
 """Events and histories on the wire."""
 
 import uuid
-from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
 
@@ -16,8 +15,8 @@ from pydantic import (
 )
 
 from recsys.event_names import PURCHASE, level
-from recsys.serving.schemas.common import EVENT_TYPE, MAX_ID, Body, First, Id, Query
-from recsys.serving.stores.records import Erasure, Event, StoredEvent, content_digest
+from recsys.serving.schemas.common import EVENT_TYPE, Body, First, Id, Query
+from recsys.serving.stores.records import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000
@@ -123,31 +122,6 @@ class EventIn(Body):
                 self.user, self.item, self.type, sent_ms, self.value, self.recommendation_id
             ),
         )
-
-
-class StoredEventRow(EventIn):
-    """A row of an exported file."""
-
-    value: float | None = None  # as it was stored, by whichever version
-    digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = None
-    seed: Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)] | None = None
-
-    def to_event(self, now_ms: int) -> Event:
-        """Convert to an event with the digest and the seed that it had when it was exported."""
-        event = super().to_event(now_ms)
-        return replace(event, digest=self.digest or event.digest, seed=self.seed)
-
-
-class ErasureRow(Body):
-    """The erasure of a user in an exported file, by a hash with the salt of the store."""
-
-    erased: str = Field(pattern=r"^[0-9a-f]{64}$")
-    timestamp: float = Field(ge=0, le=LATEST_S)
-    salt: str = Field(pattern=r"^([0-9a-f]{2}){16,64}$")
-
-    def to_erasure(self) -> Erasure:
-        """Convert to the erasure that was exported."""
-        return Erasure(self.erased, round(self.timestamp * 1000), self.salt)
 
 
 class EventsBody(Body):

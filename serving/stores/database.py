@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
+from recsys.errors import DataError
 from recsys.serving.stores.records import StoreAwayError, StoreError
 from recsys.serving.stores.schema import EVENTS, METADATA, SCHEMA_VERSION, STATE
 
@@ -25,6 +26,7 @@ SCHEMA, STORE_ID, SALTS, SEEDS = "schema", "store_id", "erasure_salts", "seeds" 
 SEEDING, JOURNALING, ERASING = range(3)  # activities of one process at a time
 FAILURES = (DBAPIError, OSError)
 UNAVAILABLE = (OperationalError, InterfaceError, OSError)
+COPIED = 10_000  # rows that are copied at once
 
 
 class Database(ABC):
@@ -171,6 +173,34 @@ class Database(ABC):
                         raise
         raise AssertionError  # pragma: no cover - the loop returns or raises
 
+    def copy_to(self, other: "Database") -> int:
+        """Write all rows to an empty database; returns the number of events.
+
+        Rows get new numbers in the same order, and the copy keeps the id of its own store, so that
+        no cursor and no cached history from before is taken for one of it.
+
+        Raises:
+            DataError: it has rows.
+        """
+        count = 0
+        with self.bulk(self.begin_snapshot) as source, other.bulk(other.begin) as target:
+            other.lock(target, SEEDING)
+            for table in METADATA.sorted_tables:
+                if table is not STATE and target.execute(sa.select(table).limit(1)).first():
+                    raise DataError(f"{other.place} is not empty; name another place")
+            for table in METADATA.sorted_tables:
+                columns = [column for column in table.columns if column.name != "id"]
+                query = sa.select(*columns).order_by(*table.primary_key)
+                if table is STATE:
+                    target.execute(sa.delete(STATE).where(STATE.c.key != STORE_ID))
+                    query = query.where(STATE.c.key != STORE_ID)
+                rows = source.execution_options(yield_per=COPIED).execute(query).mappings()
+                for part in rows.partitions():
+                    target.execute(sa.insert(table), [dict(row) for row in part])
+                    count += len(part) if table is EVENTS else 0
+            target.exec_driver_sql("COMMIT")
+        return count
+
     # State and schema
 
     def state(self, connection: sa.Connection, key: str) -> Any:
@@ -191,9 +221,8 @@ class Database(ABC):
             if version != SCHEMA_VERSION:
                 raise StoreError(
                     f"{self.place}: schema {version or 'of an older version'}, and this program "
-                    f"has {SCHEMA_VERSION}; run `recsys store export events.ndjson` with the "
-                    "recsys that wrote it, and with this one `recsys store import events.ndjson "
-                    "--store EMPTY_STORE`"
+                    f"has {SCHEMA_VERSION}; use the recsys that wrote it, or name another place "
+                    "with --set serve.store=PLACE, where a new store begins"
                 )
         elif tables and not self.is_remote:
             raise StoreError(f"{self.place} is another program's database; {self.advice}")

@@ -10,24 +10,21 @@ from typing import Any
 import sqlalchemy as sa
 
 from recsys.serving.stores.calls import Calls, Write
-from recsys.serving.stores.database import ERASING, SEEDING, SEEDS
-from recsys.serving.stores.erasures import erase, erased_among, take_over
+from recsys.serving.stores.database import SEEDING, SEEDS
+from recsys.serving.stores.erasures import erase, erased_among
 from recsys.serving.stores.records import (
     SEED_TYPE,
     Act,
     Appended,
-    Erasure,
     Event,
     EventConflictError,
     Sign,
     StoredEvent,
     TypedHistory,
-    now_ms,
     parts_of_history,
     sign_of,
-    user_hash,
 )
-from recsys.serving.stores.schema import ERASURES, EVENT_COLUMNS, EVENTS, RECOMMENDATIONS
+from recsys.serving.stores.schema import EVENT_COLUMNS, EVENTS, RECOMMENDATIONS
 from recsys.serving.stores.seeding import replace_seed
 
 CHUNK = 50_000
@@ -124,16 +121,14 @@ class HistoryTable:
     async def erase(self, user_id: str) -> None:
         """Erase a user: events, remembered answers, exposures.
 
-        Events from before the erasure do not return with a late delivery, an import or a data set;
+        Events from before the erasure do not return with a late delivery or a data set;
         later events are accepted. The call can be repeated.
         """
         if "\0" in user_id:
             return
-        database = self._database
 
         def change(connection: sa.Connection) -> None:
-            name = user_hash(user_id, database.salt)
-            erase(database, connection, Erasure(name, now_ms(), database.salt.hex()), user_id)
+            erase(self._database, connection, user_id)
 
         await self._calls.write("erase", Write(change=change, erases=True))
 
@@ -154,8 +149,9 @@ class HistoryTable:
         from recsys.dataset import Dataset
 
         digest = Dataset.manifest(dataset).digest
-        if digest in self.seeds():
-            return 0
+        with self._database.bulk() as connection:
+            if digest in self._database.state(connection, SEEDS):
+                return 0
         verify(dataset, "dataset")
         data = Dataset.load(dataset)
         with self._database.bulk(self._database.begin) as connection:
@@ -167,47 +163,14 @@ class HistoryTable:
             connection.exec_driver_sql("COMMIT")
         return count
 
-    def seeds(self) -> set[str]:
-        """Digests of the imported data sets."""
-        with self._database.bulk() as connection:
-            return {*self._database.state(connection, SEEDS)}
-
-    async def mark_seeded(self, digests: Collection[str]) -> None:
-        """Record that all events of these data sets are stored."""
-
-        def mark(connection: sa.Connection) -> None:
-            self._database.lock(connection, SEEDING)
-            known = self._database.state(connection, SEEDS)
-            self._database.put_state(connection, SEEDS, [*dict.fromkeys([*known, *digests])])
-
-        await self._calls.change("seed", mark)
-
-    def dump(self) -> Iterator[Erasure | StoredEvent]:
-        """Iterate over one state of all erasures, and then of all events in order of arrival."""
-        e = ERASURES.c
+    def export(self) -> Iterator[StoredEvent]:
+        """Iterate over one state of all events, in order of arrival."""
         with self._database.bulk(self._database.begin_snapshot) as connection:
-            query = sa.select(e.salted_hash, e.erased_ms, e.salt).order_by(e.salted_hash)
-            yield from [Erasure(*row) for row in connection.execute(query)]
             after = 0
             part = STORED.order_by(EVENTS.c.id).limit(CHUNK)
             while rows := connection.execute(part.where(EVENTS.c.id > after)).all():
                 yield from itertools.starmap(_stored, rows)
                 after = rows[-1].id
-
-    def export(self) -> Iterator[StoredEvent]:
-        """Iterate over one state of all events, in order of arrival."""
-        return (row for row in self.dump() if isinstance(row, StoredEvent))
-
-    def add_erasures(self, erasures: Sequence[Erasure]) -> int:
-        """Take over erasures of other stores, and delete what they erase.
-
-        Returns the number of erasures that were not known.
-        """
-        with self._database.bulk(self._database.begin) as connection:
-            self._database.lock(connection, ERASING)
-            fresh = take_over(self._database, connection, erasures)
-            connection.exec_driver_sql("COMMIT")
-        return fresh
 
     def erased(self, users: Collection[str]) -> dict[str, int]:
         """Time of erasure, in unix milliseconds, of those of `users` who were erased."""

@@ -176,14 +176,6 @@ class StoredEvent(Event):
     linked: bool | None = None
 
 
-class Erasure(NamedTuple):
-    """The erasure of a user, by a hash with the `salt` of a store (`user_hash`)."""
-
-    user_hash: str
-    erased_ms: int
-    salt: str
-
-
 class Act(NamedTuple):
     """What an event of a store says about the interest in an item, and in an answer."""
 

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from oracles import PATIENCE_S
 
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, DataError
 from recsys.serving.stores import erasures as erasures_module
 from recsys.serving.stores import history as history_module
 from recsys.serving.stores import open_store
@@ -17,14 +17,13 @@ from recsys.serving.stores.database import SCHEMA
 from recsys.serving.stores.records import (
     NOT_HISTORY,
     Appended,
-    Erasure,
     EventConflictError,
     Exposure,
     Served,
     StoreError,
     now_ms,
 )
-from recsys.serving.stores.schema import RECOMMENDATIONS, SCHEMA_VERSION
+from recsys.serving.stores.schema import METADATA, SCHEMA_VERSION
 
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
 
@@ -532,57 +531,47 @@ class StoreSuite:
         name = version or "of an older version"
         with pytest.raises(
             StoreError,
-            match=rf"schema {name}, and this program has {SCHEMA_VERSION}; run `recsys store "
-            r"export events\.ndjson` .* `recsys store import events\.ndjson --store EMPTY_STORE`",
+            match=rf"schema {name}, and this program has {SCHEMA_VERSION}; use the recsys that",
         ):
             open_store(location)
         set_version(SCHEMA_VERSION)
         assert (await opened(location).history.read("ada", 10)).items == ["x"]
 
-    async def test_erasures_of_another_store_are_taken_over(
-        self, location, tmp_path, opened, event
+    async def test_a_copy_is_the_same_store_in_another_place(
+        self, location, tmp_path, opened, event, write_dataset
     ):
         source = opened(tmp_path / "source.db")
-        for user in ("ada", "bob"):
-            await source.history.erase(user)
-        erasures = [row for row in source.history.dump() if isinstance(row, Erasure)]
-        erased_ms = source.history.erased(["ada"])["ada"]
-        store, before = opened(location), opened(location)
-        salt = store.salt
-        late = event("2", time_ms=erased_ms + 1)
-        await store.history.append([event("1"), late, event("3", user="eve")])
-        await store.history.erase("eve")  # with the salt of this store
-        store.served.remember(Served("r", "ada", "m@1", ("x",), erased_ms))
-        await store.state.put("a", 1)  # writes the answer, too
-        assert store.history.add_erasures(erasures) == 2
-        assert store.history.add_erasures(erasures) == 0
-        assert [e.event_id for e in store.history.export()] == ["2"]
-        assert store.database.read(sa.select(RECOMMENDATIONS)) == []
-        for process in (store, before, opened(location)):
-            assert process.salt == salt
-            found = process.history.erased(["ada", "bob", "eve", "zoe"])
-            assert (sorted(found), found["ada"]) == (["ada", "bob", "eve"], erased_ms)
-            assert await process.history.append([event("4")]) == Appended(ignored=1)
-        assert {*erasures} < {row for row in before.history.dump() if isinstance(row, Erasure)}
-        third = opened(tmp_path / "third.db")
-        third.history.add_erasures(
-            [row for row in before.history.dump() if isinstance(row, Erasure)]
+        source.history.seed(write_dataset([("ada", "x", 30), ("bob", "z", 5)]))
+        source.served.remember(
+            Served("r", "ada", "m@1", ("w",), 1_500_000_000_000, Exposure("e", "a", 1000))
         )
-        assert third.history.erased(["ada", "eve"]) == before.history.erased(["ada", "eve"])
-
-    async def test_erasures_of_one_store_are_compared_by_their_times(self, store, event):
-        await store.history.erase("ada")
-        ((name, erased_ms, salt),) = [
-            row for row in store.history.dump() if isinstance(row, Erasure)
-        ]
-        later = erased_ms + 1000
-        await store.history.append([event("1", time_ms=later), event("2", time_ms=later + 1)])
-        assert store.history.add_erasures([Erasure(name, erased_ms, salt)]) == 0
-        assert store.history.add_erasures([Erasure(name, erased_ms - 1, salt)]) == 0
-        assert store.history.erased(["ada"]) == {"ada": erased_ms}
-        assert store.history.add_erasures([Erasure(name, later, salt)]) == 1
-        assert [e.event_id for e in store.history.export()] == ["2"]
-        assert store.history.erased(["ada"]) == {"ada": later}
+        await source.history.append(
+            [event("1", item="é\u2028"), event("2", value=4.5, recommendation_id="r")]
+        )
+        await source.history.append([event("3", user="eve")])
+        await source.history.erase("eve")
+        await source.journal.append("catalogue", [{"op": "remove", "item_id": "i"}])
+        await source.state.put("aliases", {"champion": "a"})
+        copy = opened(location)
+        own = copy.database.store_id
+        assert source.database.copy_to(copy.database) == 4
+        with pytest.raises(DataError, match="is not empty; name another place"):
+            source.database.copy_to(copy.database)
+        copy = opened(location)
+        assert (copy.salt, copy.database.store_id) == (source.salt, own)
+        assert own != source.database.store_id
+        for table in METADATA.sorted_tables:
+            columns = [column for column in table.columns if column.name != "id"]
+            query = sa.select(*columns).order_by(*table.primary_key)
+            found, expected = (
+                [row for row in one.database.read(query) if row[0] != "store_id"]
+                for one in (copy, source)
+            )
+            assert found == expected
+        assert (await copy.history.append([event("3", user="eve"), event("4")])) == Appended(
+            accepted=1, ignored=1
+        )
+        assert (await copy.history.events("ada", 1))[0].event_id == "4"
 
     async def test_the_newest_events_are_found_by_their_places(self, store, event):
         assert await store.history.newest_places(10) == (1, 0, 0)

@@ -117,7 +117,7 @@ async def test_a_dump_of_postgresql_is_a_store_again(postgres, opened, event):
     )
 
 
-@pytest.mark.parametrize("command", [["backup", "s.db"], ["export", "e.ndjson"]])
+@pytest.mark.parametrize("command", [["backup", "s.db"], ["copy", "e.db"]])
 @pytest.mark.parametrize("url", ["", "sqlite:///"])
 def test_a_store_that_is_not_there_is_not_made_and_saved(tmp_path, command, url):
     place = tmp_path / "wrong" / "a.db"
