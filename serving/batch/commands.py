@@ -48,9 +48,9 @@ def score(
         ),
     ] = None,
     engine: Annotated[
-        Runner, typer.Option(help="Processes of this machine, or Ray Data.")
+        Runner, typer.Option(help="This process, or Ray Data on this machine or a cluster.")
     ] = Runner.local,
-    workers: Annotated[int, typer.Option(min=1, help="Processes or Ray actors.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Ray actors.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU for each Ray actor.")] = 0.0,
     part_rows: Annotated[int, typer.Option(min=1, help="Users per part.")] = 1024,
@@ -67,7 +67,7 @@ def score(
     After an interruption, run the command again: it continues with the missing parts. Bundle,
     device and data type are settings of the service; device auto is the CPU here.
 
-    Example: recsys batch score --users users.parquet --out var/batches/today --workers 2
+    Example: recsys batch score --users users.parquet --out var/batches/today
     """
     from recsys.devices import AUTO, CPU
     from recsys.serving.batch.job import Job
@@ -78,10 +78,8 @@ def score(
         config, set_ or (), name=name, bundle=bundle, histories=histories
     )
     fields = {} if request is None else _read_fields(request)
-    if gpus and engine is not Runner.ray:
-        raise ConfigError(
-            "--gpus shares GPUs among Ray actors; local workers take --set serve.device=cuda"
-        )
+    if (gpus or workers > 1) and engine is not Runner.ray:
+        raise ConfigError("--workers and --gpus are of Ray's actors; add --engine ray")
     job = Job(
         settings.bundle.absolute(),
         users and users.absolute(),

@@ -1,22 +1,14 @@
-"""Run a job: score the missing parts, here, in processes or on Ray, and complete the output."""
+"""Run a job: score the missing parts, here or on Ray, and complete the output."""
 
-import os
-import signal
-import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from recsys.artifacts import MANIFEST, read_manifest
-from recsys.errors import RecsysError
 from recsys.progress import say, track
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
@@ -60,7 +52,6 @@ def score(
         ArtifactError: the bundle is damaged; `out` is in use or holds other files.
         DataError: the users' file is malformed.
         ConfigError: the request is not valid, or Ray is not installed.
-        RecsysError: a worker failed; complete parts are kept.
     """
     start = time.perf_counter()
     output = Output(out, job)
@@ -75,10 +66,8 @@ def score(
             say(f"{total - rows:,} of {total:,} users are done; continuing with the others.")
         if engine == Runner.ray:
             done = on_ray(job, missing, workers, gpus)
-        elif workers == 1:
-            done = in_this_process(job, missing)
         else:
-            done = on_processes(job, missing, workers)
+            done = in_this_process(job, missing)
         first = last = 0.0
         behind = 0
         with track("users", total) as bar:
@@ -110,34 +99,6 @@ def in_this_process(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, pa.Ta
     scorer = Scorer(job)
     for part in parts:
         yield part, scorer.part(part)
-
-
-def on_processes(job: Job, parts: Sequence[int], workers: int) -> Iterator[tuple[int, pa.Table]]:
-    """Score in processes of this machine, which end with this one.
-
-    Raises:
-        RecsysError: a worker failed or died; the text names a part.
-    """
-    context = get_context("spawn")  # torch does not work in forked processes
-    pool = ProcessPoolExecutor(min(workers, len(parts)), context, _begin, (job,))
-    futures = {pool.submit(_part, part): part for part in parts}
-    try:
-        for done in as_completed(futures):
-            part = futures.pop(done)
-            try:
-                table = done.result()
-            except BrokenProcessPool as error:
-                raise RecsysError(
-                    f"a worker died at part {part} or beside it (out of memory?); run the command "
-                    "again, with fewer --workers if need be"
-                ) from error
-            except RecsysError as error:
-                raise RecsysError(f"a worker failed at part {part}: {error}") from error
-            yield part, table
-    finally:
-        for process in [*pool._processes.values()]:
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
 
 
 def on_ray(
@@ -192,36 +153,3 @@ def _packed(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     return bytes(sink.getvalue())
-
-
-_job: Job
-_scorer: Any = None
-
-
-def _begin(job: Job) -> None:
-    """Begin a worker's process, which ends with the main one, however that ends."""
-    global _job
-    _job = job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the main process
-    threading.Thread(target=_end_with_main, daemon=True).start()
-
-
-def _end_with_main() -> None:
-    main = parent_process()
-    assert main is not None  # noqa: S101 - this is a worker
-    main.join()
-    os._exit(1)
-
-
-def _part(number: int) -> pa.Table:
-    """Score a part in a worker's process."""
-    global _scorer
-    from recsys.serving.batch.scoring import Scorer
-
-    try:
-        _scorer = _scorer or Scorer(_job)
-        return _scorer.part(number)
-    except RecsysError as error:
-        raise RecsysError(str(error)) from None  # other classes may not be sent
-    except Exception:
-        raise RecsysError(traceback.format_exc()) from None

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from multiprocessing import get_context
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +15,11 @@ from typer.testing import CliRunner
 from recsys.artifacts import read_manifest, verify, write_artifact
 from recsys.cli import app, main
 from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked, Events, write_events
-from recsys.errors import ArtifactError, DataError, RecsysError
+from recsys.errors import ArtifactError, DataError
 from recsys.interactions import Behaviour, Histories, Interactions
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
-from recsys.serving.batch import run, scoring
+from recsys.serving.batch import scoring
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
 from recsys.serving.batch.run import score
@@ -185,14 +184,16 @@ def killed_behind_five_parts(arguments):
     main()
 
 
-def test_two_processes_finish_a_killed_run_with_the_same_bytes(bundles, tmp_path, forked):
+def test_another_run_finishes_a_killed_one_with_the_same_bytes(bundles, tmp_path, forked):
     ids = [f"user-{n}" for n in range(200)]
     users, out = write_users(tmp_path / "u.parquet", ids, 5 * HISTORIES), tmp_path / "out"
     options = ["batch", "score", "--users", str(users), "--json", "--bundle", str(bundles / "one")]
     options += ["--part-rows", "10", "--out"]
     assert forked(killed_behind_five_parts, [*options, str(out)]) == -signal.SIGKILL
     assert len(list(out.glob("part-*.parquet"))) == 5
-    done = CliRunner().invoke(app, [*options, str(out), "--workers", "2"], catch_exceptions=False)
+    refused = CliRunner().invoke(app, [*options, str(out), "--workers", "2"])
+    assert "add --engine ray" in str(refused.exception)
+    done = CliRunner().invoke(app, [*options, str(out)], catch_exceptions=False)
     assert json.loads(done.stdout)["scored"] == 200 - 10 * 5
     assert table_of(out)["user_id"].to_pylist() == ids
     verify(out, "recommendations")
@@ -200,16 +201,6 @@ def test_two_processes_finish_a_killed_run_with_the_same_bytes(bundles, tmp_path
     CliRunner().invoke(app, [*options, str(whole)], catch_exceptions=False)
     for part in sorted(whole.glob("part-*.parquet")):
         assert part.read_bytes() == (out / part.name).read_bytes()
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_failed_worker_reports_the_reason_and_the_part(job, monkeypatch):
-    fork = get_context("fork")  # what it says is the same, and it need not import everything
-    monkeypatch.setattr(run, "get_context", lambda _: fork)
-    bad = Job(job.bundle, job.users, None, {"k": 5, "mode": "relaxed", "seed": 1}, 8)
-    assert bad.plan
-    with pytest.raises(RecsysError, match="failed at part 0: mode 'relaxed' needs a draft"):
-        list(run.on_processes(bad, [0], 1))
 
 
 @pytest.fixture
