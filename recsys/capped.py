@@ -8,6 +8,7 @@ that a list is short only if nothing more may follow.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -60,6 +61,20 @@ class CappedList:
         if lists.stats:
             self.stats = lists.stats[i] if self.stats is None else self.stats.plus(lists.stats[i])
         return len(self.items) > before
+
+
+def fill_lists(batch: Batch, width: int, search: Callable[[Batch, int], Lists]) -> Lists:
+    """The lists of requests that all have caps, by as many searches as it takes.
+
+    Args:
+        batch: the requests.
+        width: of the first search.
+        search: finds the best items of a batch, as many as its width.
+    """
+    capped = CappedLists(batch, width)
+    while capped:
+        capped.take(search(capped.part, capped.width))
+    return capped.lists()
 
 
 class CappedLists:

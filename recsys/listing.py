@@ -282,7 +282,7 @@ def rank(
     return replace(lists, certificates=certificates, stats=beams.stats)
 
 
-def most_likely(batch: Batch, retrieval: Retrieval, k: int) -> Lists:
+def most_likely(retrieval: Retrieval, batch: Batch, k: int) -> Lists:
     """The k best items of each request by retrieval alone."""
     candidates = batch.candidates(retrieval, k)
     source = np.where(candidates.supported, OF_RETRIEVAL, OF_POPULAR).astype(np.int8)

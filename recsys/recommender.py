@@ -15,25 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest, read_whole
 from recsys.bundle import Bundle
-from recsys.capped import CappedLists
+from recsys.capped import fill_lists
 from recsys.constraint import ItemTrie
-from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.engine import Engine
-from recsys.decoding.planner import Plan
 from recsys.devices import AUTO, or_on_cpu
 from recsys.errors import RequestError
-from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
+from recsys.interactions import Histories
 from recsys.listing import (
     Batch,
     Lists,
-    best_items,
     boost_of,
     caps_of,
     describe,
@@ -45,7 +40,6 @@ from recsys.live import Epoch, Epochs, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.loading import Models
 from recsys.modes import Captured, Mode, check_capture, check_mode
-from recsys.prompts import PromptEncoder
 from recsys.requests import (
     MIN_BEAMS,
     Kind,
@@ -56,15 +50,12 @@ from recsys.requests import (
 )
 from recsys.retrieval import Proposals, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.related import nearest_by_codes, similar
+from recsys.retrieval.related import related_items
 from recsys.rules import Rule, apply_rules
-
-Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 __all__ = [
     "MIN_BEAMS",
     "Kind",
-    "Ranked",
     "RecommendRequest",
     "RecommendResult",
     "Recommendation",
@@ -74,7 +65,6 @@ __all__ = [
 
 LOAD_MODES = tuple(mode for mode in Mode if mode is not Mode.RELAXED)
 DTYPES = ("float32", "bfloat16", "float64")
-_TYPICAL_PROMPTS = 8
 
 
 class Recommender:
@@ -88,7 +78,7 @@ class Recommender:
         bundle: the parts of the bundle.
         model: the target (Hugging Face).
         mode: how requests in mode `auto` are decoded.
-        capture: what `warm_up` captures, a `Captured`.
+        capture: what `recsys.warm_up` captures, a `Captured`.
         engine: decodes batches.
         retrieval: source of similar items, fallbacks and blends; None if the bundle has none.
     """
@@ -123,11 +113,11 @@ class Recommender:
         )
         self.engine = Engine(
             model,
-            self.trie,
+            self.epoch.trie,
             draft=draft,
             prefix_bytes=prefix_bytes,
             version=bundle.manifest.digest,
-            prompt_slots=self.encoder.max_tokens,
+            prompt_slots=self.epoch.encoder.max_tokens,
         )
 
     @classmethod
@@ -158,8 +148,8 @@ class Recommender:
             prefix_bytes: memory for the keys and values of earlier histories, so that a returning
                 user's prompt is computed in part; 0 keeps none. It changes no bit of any answer.
             filter_bytes: memory for the masks of recent filters.
-            max_batch: largest batch that the planner measures in `warm_up`, and that is captured.
-            capture: what `warm_up` captures on a GPU: `passes` in mode `planned`, or whole
+            max_batch: largest batch that the planner measures, and that is captured.
+            capture: what `recsys.warm_up` captures on a GPU: `passes` in mode `planned`, or whole
                 `decodes`, too, in each mode but `exhaustive`.
             check: compare every file with its checksum first.
             trained: whether retrieval has counted training events alone, as an evaluation needs it,
@@ -196,8 +186,8 @@ class Recommender:
         Weights are shared. The engine is another one, without kept prompts and measured plans.
         """
         other = copy.copy(self)
-        slots = self.encoder.max_tokens
-        other.engine = Engine(self.model, self.trie, draft=self._draft, prompt_slots=slots)
+        slots = self.epoch.encoder.max_tokens
+        other.engine = Engine(self.model, self.epoch.trie, draft=self._draft, prompt_slots=slots)
         try:
             yield other
         finally:
@@ -217,21 +207,6 @@ class Recommender:
     def catalog(self) -> EpochCatalog:
         """Items of the current epoch."""
         return self.epoch.catalog
-
-    @property
-    def trie(self) -> ItemTrie:
-        """The current epoch's trie."""
-        return self.epoch.trie
-
-    @property
-    def encoder(self) -> PromptEncoder:
-        """History -> tokens, in the current epoch."""
-        return self.epoch.encoder
-
-    @property
-    def filters(self) -> FilterCache:
-        """Row masks of recent filters, in the current epoch."""
-        return self.epoch.filters
 
     @property
     def manifest(self) -> Manifest:
@@ -263,27 +238,23 @@ class Recommender:
             RequestError: a request's mode needs a draft, or its blend retrieval, and the bundle has
                 none; `eligible` checks this, too.
         """
-        epoch = self._begin()
+        epoch = self.begin()
         groups: dict[Kind, list[int]] = {}
         for number, request in enumerate(requests):
-            kind = Kind.of(request, self._blends(request))
+            kind = Kind.of(request, self.blends(request))
             groups.setdefault(kind, []).append(number)
         results: dict[int, RecommendResult] = {}
         for kind, positions in groups.items():
             batch = Batch.of(epoch, [requests[i] for i in positions], self.types)
             if kind.capped:
-                capped = CappedLists(batch, kind.beams)
-                while capped:
-                    wider = replace(kind, beams=capped.width)
-                    capped.take(self._search(capped.part, wider, capped.width))
-                lists = capped.lists()
+                lists = fill_lists(batch, kind.beams, partial(self._search_wider, kind))
             else:
-                lists = self._search(batch, kind, max(batch.k))
+                lists = self.search(batch, kind, max(batch.k))
             sizes = self.bundle.vocabulary.level_sizes
             results |= zip(positions, describe(batch, lists, sizes, self.retrieval), strict=True)
         return [results[i] for i in range(len(requests))]
 
-    def _search(self, batch: Batch, kind: Kind, k: int) -> Lists:
+    def search(self, batch: Batch, kind: Kind, k: int) -> Lists:
         """The k best items of each request, by one search."""
         proposals: Proposals | None = None
         nodes: int | None = None
@@ -300,6 +271,9 @@ class Recommender:
         )
         return rank(batch, decoded.beams, k, proposals, reranker)
 
+    def _search_wider(self, kind: Kind, batch: Batch, width: int) -> Lists:
+        return self.search(batch, replace(kind, beams=width), width)
+
     def eligible(self, request: RecommendRequest) -> int | None:
         """How many items the request's filter allows; None without a filter.
 
@@ -312,7 +286,7 @@ class Recommender:
                 has none.
         """
         self._mode(request.mode)
-        self._blends(request)
+        self.blends(request)
         epoch = self.epoch
         caps_of(epoch, request)
         mask, _ = mask_of(epoch, request), boost_of(epoch, request)
@@ -332,105 +306,6 @@ class Recommender:
         """Remove items: no batch that begins after the call lists them. Returns those removed."""
         return self._epochs.remove(item_ids)
 
-    def rank(
-        self, histories: Histories, k: int, exclude_seen: bool = True, **options: Any
-    ) -> Ranked:
-        """One ranking of many histories: that of `rank_variants`, with its options."""
-        ((ranked, _),) = self.rank_variants(histories, k, (exclude_seen,), **options)
-        return ranked
-
-    def rank_variants(
-        self,
-        histories: Histories,
-        k: int,
-        exclude_seen: Sequence[bool] = (True, False),
-        *,
-        beams: int | None = None,
-        blend: bool | None = None,
-        batch_size: int = 32,
-    ) -> list[tuple[Ranked, Ranked]]:
-        """Top-k of many histories of dense items, for several values of `exclude_seen`.
-
-        Items that are not available now are in no list, as in serving. Neither are the hidden items
-        of the histories.
-
-        Args:
-            histories: n sequences.
-            k: items wanted.
-            exclude_seen: whether to leave out the items of the history.
-            beams: beam width; by default max(20, k).
-            blend: as a request's.
-            batch_size: histories decoded together.
-
-        Returns:
-            For each of `exclude_seen` two rankings: that of a request, and the model's own list.
-            Without a blend both are the model's. A ranking is (n, k) items, -1 where there are no
-            more, and (n, k) scores, -inf there.
-
-        Raises:
-            ValueError: k below 1.
-            RequestError: a blend of a bundle that has no retrieval.
-        """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        blends = self._blends(RecommendRequest([], k, blend=blend))
-        kind = Kind(beams or max(MIN_BEAMS, k), blend=blends)
-        epoch, variants = self._begin(), len(exclude_seen)
-        items = np.full((variants, 2, len(histories), k), -1, np.int32)
-        scores = np.full(items.shape, -np.inf, np.float32)
-        order = np.argsort(histories.lengths, kind="stable")  # similar lengths share a batch
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            group = histories.take(rows)
-            masks = [epoch.mask] * len(group)
-            for variant, with_seen in enumerate(exclude_seen):
-                batch = Batch(epoch, group, group.left_out(with_seen), masks)
-                lists = self._search(batch, kind, k)
-                items[variant, 0, rows], scores[variant, 0, rows] = lists.items, lists.scores
-                assert lists.beams is not None  # noqa: S101 - it is a search's
-                own = best_items(batch, lists.beams, k)
-                items[variant, 1, rows], scores[variant, 1, rows] = own
-        return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
-
-    def warm_up(self) -> None:
-        """Do one-time work now: allocations, captures, and the planner's measurements.
-
-        In mode `planned` the planner measures random histories; measurements of real requests
-        replace them.
-        """
-        rng = np.random.default_rng(0)
-        items = rng.integers(
-            0, len(self.catalog), (_TYPICAL_PROMPTS, self.encoder.config.max_items)
-        )
-        if self.capture == Captured.DECODES:
-            self._capture_decodes()
-        if self.mode == Mode.PLANNED:
-            prompts = self.encoder.encode_all(Histories.of(items.tolist()))
-            batches = sorted({1, min(8, self.max_batch), self.max_batch})
-            self.engine.warm_up(prompts, MIN_BEAMS, batches)
-        self.recommend([self.catalog.item_ids[:1]], k=1)
-        self.engine.forget()
-
-    def _capture_decodes(self) -> None:
-        """Capture the passes and decodes of all plans that the mode may follow.
-
-        Decodes of ordinary requests: K is 20, and they are blended if that is the default.
-        """
-        engine, size = self.engine, (0, 0)
-        plans = engine.plans
-        if self.mode != Mode.PLANNED:
-            plans = [Plan(), *(p for p in plans if p == Plan(self.mode, engine.draft_nodes))]
-        reranker = self.reranker if self._blends(RecommendRequest([])) else None
-        if self.retrieval is not None and reranker is not None:
-            most = max(reranker.candidates, MIN_BEAMS)
-            batch = Batch.of(self.epoch, [RecommendRequest([])], self.types)
-            proposed = batch.proposals(self.retrieval, most).items.shape[1]
-            size = proposed + most, reranker.nodes  # those that items added later propose, too
-        sizes = self.max_batch, self.encoder.max_tokens, MIN_BEAMS
-        engine.capture(*sizes, plans, spare=size[1])
-        whole = [plan for plan in plans if plan.mode != Mode.EXHAUSTIVE]
-        engine.capture_decodes(*sizes, [size], whole)
-
     def close(self) -> None:
         """Free what would wait for the garbage collector; do not use it afterwards.
 
@@ -438,16 +313,7 @@ class Recommender:
         """
         self.engine.close()
         self.engine.trie.release()
-        self.trie.release()
-
-    def seen(self, events: Sequence[tuple[str, str | None]]) -> list[str]:
-        """Of items and types of events, the items that count as seen for `exclude_seen`."""
-        if self.types is None or not events:
-            return [item for item, _ in events]
-        items, names = zip(*events, strict=True)
-        numbers = self.types.number(names)
-        counts = count_as_seen(numbers, self.types.behaviours) & (numbers != NEGATIVE_TYPE)
-        return [item for item, count in zip(items, counts.tolist(), strict=True) if count]
+        self.epoch.trie.release()
 
     # Exact scores, similar items and fallbacks.
 
@@ -459,7 +325,7 @@ class Recommender:
         Raises:
             RequestError: an item that cannot be recommended; the text names it.
         """
-        epoch = self._begin()
+        epoch = self.begin()
         item_numbers = [epoch.catalog.index(ids) for ids in items]
         for ids, numbers in zip(items, item_numbers, strict=True):
             if (numbers < 0).any():
@@ -483,13 +349,7 @@ class Recommender:
         item = epoch.catalog.find(item_id)
         if item < 0:
             raise RequestError(f"item {item_id!r} is not in the catalog")
-        nearest = np.zeros(0, np.int32)
-        if item < len(retrieval):
-            alive = epoch.alive[: len(retrieval)]
-            named, rated = similar(retrieval, np.array([item]), k, alive)
-            nearest, scores = named[0][named[0] >= 0], rated[0]
-        if not len(nearest):
-            nearest, scores = nearest_by_codes(epoch.catalog.codes, item, k, epoch.alive)
+        nearest, scores = related_items(retrieval, epoch.catalog.codes, item, k, epoch.alive)
         ids = [epoch.catalog.item_id(i) for i in nearest.tolist()]
         return list(zip(ids, scores.tolist(), strict=False))
 
@@ -505,13 +365,10 @@ class Recommender:
         """
         retrieval, epoch = self._need_retrieval(), self.epoch
         batch = Batch.of(epoch, [request.changed(boosts=())], self.types)
-        if request.max_per:
-            capped = CappedLists(batch, request.k)
-            while capped:
-                capped.take(most_likely(capped.part, retrieval, capped.width))
-            lists = capped.lists()
-        else:
-            lists = most_likely(batch, retrieval, request.k)
+        search = partial(most_likely, retrieval)
+        lists = (
+            fill_lists(batch, request.k, search) if request.max_per else search(batch, request.k)
+        )
         (result,) = describe(batch, lists, self.bundle.vocabulary.level_sizes)
         return result
 
@@ -523,7 +380,7 @@ class Recommender:
             )
         return self.retrieval
 
-    def _blends(self, request: RecommendRequest) -> bool:
+    def blends(self, request: RecommendRequest) -> bool:
         """Whether the answer to a request is blended."""
         chosen = self.reranker
         if request.blend is None:
@@ -535,7 +392,7 @@ class Recommender:
             )
         return request.blend
 
-    def _begin(self) -> Epoch:
+    def begin(self) -> Epoch:
         """The epoch for a new batch; the engine is set to its trie."""
         epoch, before = self.epoch, self.engine.trie
         if epoch.trie is not before:

@@ -26,6 +26,7 @@ from recsys.native.decoder import set_threads
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
+from recsys.warm_up import warm_up
 
 logger = logging.getLogger("recsys.serving.worker")
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class DecodeWorker:
                 recommender = loaded
             else:
                 recommender = self._open(bundle, device)
-            recommender.warm_up()
+            warm_up(recommender)
             return recommender
 
         recommender = or_on_cpu(self._settings.device, f"answers of {bundle}", load)

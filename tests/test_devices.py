@@ -40,6 +40,7 @@ from recsys.decoding.engine import Engine
 from recsys.devices import faster_device
 from recsys.evaluation import gate
 from recsys.evaluation.protocol import EvaluationConfig
+from recsys.evaluation.rankings import rank_histories
 from recsys.evaluation.run import _load
 from recsys.interactions import Histories
 from recsys.models.tree_forward import TreeModel
@@ -64,6 +65,7 @@ from recsys.training.state import Checkpoints
 from recsys.training.supervised import describe
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import Validation
+from recsys.warm_up import warm_up
 
 SMALL = {
     "name": "road",
@@ -473,7 +475,7 @@ def answers(recommender):
     found += [(one.item_id, one.score) for one in recommender.recommend([ids[4:8]], k=20)[0]]
     found += zip(ids[5:9], recommender.score([ids[:3]], [ids[5:9]])[0], strict=True)
     histories = Histories.of([list(range(first, first + 5)) for first in range(6)])
-    for lists in recommender.rank_variants(histories, k=5, exclude_seen=(True, False)):
+    for lists in rank_histories(recommender, histories, 5, (True, False)):
         for items, scores in lists:
             found += zip(items.ravel().tolist(), scores.ravel().tolist(), strict=True)
     return found
@@ -489,7 +491,7 @@ def test_a_recommender_gives_the_answers_of_the_cpu(road, claimed_gpu, mode, cap
         found = Recommender.load(
             bundle, device="cuda", capture=capture, prefix_bytes=1 << 20, **options
         )
-        found.warm_up()
+        warm_up(found)
         before = memory.operations
         mine = answers(found)
         assert memory.operations > before

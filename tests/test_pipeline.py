@@ -88,14 +88,14 @@ def test_evaluation_in_two_processes_writes_the_same_report(road, tmp_path, monk
 def test_an_evaluation_whose_other_process_is_killed_ends_with_an_error(
     road, tmp_path, monkeypatch
 ):
-    plain = Recommender.rank_variants
+    plain = search.rank_histories
 
-    def kill_others(self, *args, **options):
+    def kill_others(*args, **options):
         for process in multiprocessing.active_children():
             process.kill()
-        return plain(self, *args, **options)
+        return plain(*args, **options)
 
-    monkeypatch.setattr(Recommender, "rank_variants", kill_others)
+    monkeypatch.setattr(search, "rank_histories", kill_others)
     with pytest.raises(RecsysError, match="was ended from outside"):
         evaluate_in_two(road, road[0].workspace.bundle, tmp_path, monkeypatch)
 

@@ -32,12 +32,13 @@ from recsys.evaluation.baselines import of_available
 from recsys.evaluation.compare import compare_rankers
 from recsys.evaluation.metrics import coverage_gap
 from recsys.evaluation.protocol import EvaluationConfig, Result, Seen, evaluate
+from recsys.evaluation.rankings import Ranked, rank_histories
 from recsys.evaluation.verdict import CHALLENGER, CHAMPION, GateConfig, decide
 from recsys.interactions import OTHER_TYPE, Histories
 from recsys.live import NewItem
 from recsys.pipeline import Context
 from recsys.progress import console, say
-from recsys.recommender import Ranked, Recommender, RecommendRequest
+from recsys.recommender import Recommender, RecommendRequest
 from recsys.splits import TEST, VALID
 
 KIND, SECTION, VERDICT = "evaluation", "gate", "gate.json"
@@ -180,7 +181,8 @@ class Served:
             known = histories.behaviours < len(retrieval.types.behaviours)
             types = np.where(known, histories.behaviours, OTHER_TYPE).astype(np.uint8)
             histories = replace(histories, behaviours=types)
-        return self.recommender.rank(histories, k, exclude_seen)
+        ((ranked, _),) = rank_histories(self.recommender, histories, k, (exclude_seen,))
+        return ranked
 
 
 def evaluate_alike(

@@ -37,6 +37,7 @@ from recsys.evaluation.protocol import (
     find,
     select,
 )
+from recsys.evaluation.rankings import rank_histories
 from recsys.evaluation.search import CHUNK, Search
 from recsys.interactions import Histories
 from recsys.pipeline import Context
@@ -153,7 +154,7 @@ def _in_time(
     some = examples.sample(TIMED).histories
     modes = tuple(mode == "masked" for mode in config.seen_modes)
     start = time.monotonic()
-    recommender.rank_variants(some, max(config.ks), modes, beams=config.beams)
+    rank_histories(recommender, some, max(config.ks), modes, beams=config.beams)
     for ranker in baselines.values():
         for exclude_seen in modes:
             ranker.rank(some, max(config.ks), exclude_seen)
@@ -241,13 +242,11 @@ def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
         loaded = load(device=device)
         few = min(config.batch_size, MEASURED) if device == CPU else config.batch_size
         items = np.random.default_rng(0).integers(
-            0, len(loaded.catalog), (few, loaded.encoder.config.max_items)
+            0, len(loaded.catalog), (few, loaded.epoch.encoder.config.max_items)
         )
         k, users = max(config.ks), Histories.of(items.tolist())
         measured_s = typical_seconds(
-            lambda: loaded.rank_variants(
-                users, k=k, exclude_seen=(True,), beams=config.beams, batch_size=few
-            )
+            lambda: rank_histories(loaded, users, k, beams=config.beams, batch_size=few)
         )
         return measured_s * config.batch_size / few
 

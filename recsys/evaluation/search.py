@@ -19,9 +19,10 @@ import numpy as np
 
 from recsys.errors import RecsysError
 from recsys.evaluation.protocol import EvaluationConfig
+from recsys.evaluation.rankings import Ranked, rank_histories
 from recsys.interactions import Histories
 from recsys.progress import track
-from recsys.recommender import Ranked, Recommender
+from recsys.recommender import Recommender
 
 CHUNK = 256  # users that a process takes at a time
 WORTH_A_PROCESS = 4000  # users; a process ranks about so many while another one starts
@@ -52,7 +53,7 @@ def _recommender() -> Recommender:
 
 
 def _rank_in_process(histories: Histories, options: dict[str, Any]) -> Lists:
-    return _recommender().rank_variants(histories, **options)
+    return rank_histories(_recommender(), histories, **options)
 
 
 class Search:
@@ -92,7 +93,7 @@ class Search:
             self._pool.shutdown(wait=False)
 
     def rank(self, histories: Histories, modes: tuple[bool, ...]) -> Lists:
-        """`Recommender.rank_variants` of all histories, with a progress bar.
+        """`rank_histories` of all histories, with a progress bar.
 
         Raises:
             RecsysError: a process was ended, or could not load the bundle.
@@ -127,7 +128,7 @@ class Search:
                 running[self._pool.submit(_rank_in_process, chunks[number], options)] = number
             if waiting:
                 number = waiting.pop()
-                yield number, self._recommender.rank_variants(chunks[number], **options)
+                yield number, rank_histories(self._recommender, chunks[number], **options)
             done = wait(running, 0 if waiting else None, FIRST_COMPLETED).done
             for future in done:
                 yield running.pop(future), future.result()

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.event_names import WEIGHTS, level
-from recsys.interactions import NEGATIVE_TYPE, OTHER_TYPE, UNKNOWN_TYPE, Behaviour, Histories
+from recsys.interactions import (
+    NEGATIVE_TYPE,
+    OTHER_TYPE,
+    UNKNOWN_TYPE,
+    Behaviour,
+    Histories,
+    count_as_seen,
+)
 from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.rows import Entries, WeightedItems
 
@@ -78,6 +85,15 @@ class EventTypes:
         return np.array(
             [UNKNOWN_TYPE if name is None else self._number_of(name) for name in names], np.uint8
         )
+
+    def seen(self, events: Sequence[tuple[str, str | None]]) -> list[str]:
+        """Of items and types of events, the items that count as seen for `exclude_seen`."""
+        if not events:
+            return []
+        items, names = zip(*events, strict=True)
+        numbers = self.number(names)
+        counts = count_as_seen(numbers, self.behaviours) & (numbers != NEGATIVE_TYPE)
+        return [item for item, count in zip(items, counts.tolist(), strict=True) if count]
 
     def _number_of(self, name: str) -> int:
         number = self.numbers.get(name.lower())

@@ -69,12 +69,24 @@ def similar(
     return related, scores
 
 
-def nearest_by_codes(
-    codes: NDArray[np.int32], item: int, k: int, allowed: NDArray[np.bool_]
+def related_items(
+    retrieval: Retrieval,
+    codes: NDArray[np.int32],
+    item: int,
+    k: int,
+    alive: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The k allowed items that share most leading codes with an item, and the share of each."""
+    """The items related to one of the catalog, at most k, best first, and their scores.
+
+    They are the `similar` ones. An item without any, as one that was added later, has those that
+    share most leading codes of its semantic ID; the score is the share.
+    """
+    if item < len(retrieval):
+        (nearest,), (scores,) = similar(retrieval, np.array([item]), k, alive[: len(retrieval)])
+        if (nearest >= 0).any():
+            return nearest[nearest >= 0], scores
     shared = (codes == codes[item]).cumprod(axis=1).mean(axis=1)
-    shared[~allowed] = shared[item] = 0
+    shared[~alive] = shared[item] = 0
     nearest = np.argsort(-shared, kind="stable")[:k].astype(np.int32)
     nearest = nearest[shared[nearest] > 0]
     return nearest, shared[nearest].astype(np.float32)

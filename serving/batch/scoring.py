@@ -14,6 +14,7 @@ from recsys.serving.batch.job import Job
 from recsys.serving.schemas.common import MAX_HISTORY
 from recsys.serving.schemas.recommendations import note_code
 from recsys.serving.stores.records import TypedHistory
+from recsys.warm_up import warm_up
 
 Found = tuple[str, float, Source]
 
@@ -48,7 +49,7 @@ class Scorer:
         planned = job.plan["bundle"]
         if self._recommender.manifest.digest != planned:
             raise ArtifactError(f"{job.bundle}: this is not bundle {planned} any more")
-        self._recommender.warm_up()
+        warm_up(self._recommender)
 
     def part(self, number: int) -> pa.Table:
         """The answers to the users of a part, in their order; columns as `SCHEMA` has them.

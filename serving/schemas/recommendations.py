@@ -132,7 +132,8 @@ class RecommendationsRequest(RequestOptions, Subject):
         """
         excluded = [*self.exclude_items, *history.disliked]
         if self.exclude_seen:
-            excluded.extend(recommender.seen(history.earlier))
+            types, earlier = recommender.types, history.earlier
+            excluded.extend(types.seen(earlier) if types else [item for item, _ in earlier])
         values = {name: getattr(self, name) for name in RequestOptions.model_fields}
         request = made(
             RecommendRequest,

@@ -13,6 +13,7 @@ from toy_bundle import counted_codes, items_table, write_bundle
 
 from recsys.bundle import EVAL
 from recsys.errors import ArtifactError, RequestError
+from recsys.evaluation.rankings import rank_histories
 from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.prompts import PromptConfig
@@ -337,8 +338,8 @@ def test_new_items_are_listed_where_items_have_no_content(tmp_path, monkeypatch)
 
 def test_evaluation_ranks_the_lists_that_requests_get(rec):
     histories = Histories.of([[3, 9, 20], [1], [5, 6, 7, 8]])
-    items, scores = rec.rank(histories, 10)
-    plain, _ = rec.rank(histories, 10, blend=False)
+    (((items, scores), _),) = rank_histories(rec, histories, 10)
+    (((plain, _), _),) = rank_histories(rec, histories, 10, blend=False)
     requests = [RecommendRequest([IDS[i] for i in h], 10) for h in histories]
     for line, score, result in zip(items, scores, rec.recommend_batch(requests), strict=True):
         assert [IDS[i] for i in line] == ids_of(result)

@@ -19,6 +19,7 @@ from toy_bundle import counted_codes, items_table, write_bundle
 from recsys.artifacts import read_manifest
 from recsys.bundle import PROMPTS, TARGET, Bundle
 from recsys.errors import ArtifactError, FilterError
+from recsys.evaluation.rankings import rank_histories
 from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.models.prefix_store import Block
@@ -26,6 +27,7 @@ from recsys.native.library import OFF
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.vocabulary import Vocabulary
+from recsys.warm_up import warm_up
 
 ITEMS = 48
 LEVELS = (5, 4, 3)
@@ -216,7 +218,7 @@ def test_rank_equals_recommend_batch(recommender, exact, k, exclude_seen):
     requests = [r.changed(k=k, exclude_seen=exclude_seen, exclude_items=()) for r in REQUESTS]
     histories = [catalog.index(r.history) for r in requests]
     known = Histories.of([h[h >= 0] for h in histories])
-    items, scores = recommender.rank(known, k, exclude_seen, batch_size=5)
+    (((items, scores), _),) = rank_histories(recommender, known, k, (exclude_seen,), batch_size=5)
     assert items.shape == scores.shape == (len(requests), k)
     for row, row_scores, result, double in zip(
         items,
@@ -236,17 +238,18 @@ def test_one_search_ranks_with_and_without_seen_items(recommender, exact):
     rng = np.random.default_rng(4)
     items = len(recommender.catalog)
     histories = Histories.of([rng.integers(0, items, n) for n in rng.integers(0, 12, 20)])
-    both = recommender.rank_variants(histories, 10, batch_size=8)
+    both = rank_histories(recommender, histories, 10, (True, False), batch_size=8)
     for exclude_seen, (found, alone) in zip((True, False), both, strict=True):
-        items, scores = recommender.rank(histories, 10, exclude_seen)
+        (((items, scores), _),) = rank_histories(recommender, histories, 10, (exclude_seen,))
+        (((_, exactly), _),) = rank_histories(exact, histories, 10, (exclude_seen,))
         np.testing.assert_array_equal(found[0], items)
-        assert_as_exact(found[1], scores, exact.rank(histories, 10, exclude_seen)[1])
+        assert_as_exact(found[1], scores, exactly)
         np.testing.assert_array_equal(alone[0], items)  # a bundle without a blend
     assert (both[0][0][0] != both[1][0][0]).any()
 
 
 def test_warming_up_changes_no_answer(recommender, alone):
-    recommender.warm_up()
+    warm_up(recommender)
     assert plain(recommender.recommend_batch(REQUESTS)) == plain(alone)
 
 

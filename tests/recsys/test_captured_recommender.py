@@ -27,6 +27,7 @@ from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval
 from recsys.vocabulary import Vocabulary
+from recsys.warm_up import warm_up
 
 ITEMS, LEVELS = 80, (6, 5, 4)
 VOCABULARY = Vocabulary.from_levels(LEVELS)
@@ -65,7 +66,7 @@ def make(mode, capture, *, blended=False, batch=1):
         capture=capture, retrieval=retrieval,
     )  # fmt: skip
     found.engine.draft_nodes = 24
-    found.warm_up()
+    warm_up(found)
     return found
 
 
@@ -105,7 +106,7 @@ def same(found, expected):
 def test_answers_are_those_without_graphs(mode, blended):
     rng = np.random.default_rng(4)
     each = [make(mode, capture, blended=blended, batch=4) for capture in Captured]
-    assert all(one.retrieval is None or one._blends(RecommendRequest([])) for one in each)
+    assert all(one.retrieval is None or one.blends(RecommendRequest([])) for one in each)
     items, added = list(IDS), 0
     for turn in range(12):
         requests = random_requests(rng, items)

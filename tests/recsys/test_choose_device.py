@@ -51,8 +51,9 @@ def test_the_faster_one_is_taken_and_the_times_are_logged(
 
 
 def test_an_evaluation_prints_the_times(claimed_gpu, monkeypatch, tmp_path, capsys):
-    ranks = SimpleNamespace(rank_variants=lambda users, **options: None, catalog=range(9))
-    ranks.encoder = SimpleNamespace(config=SimpleNamespace(max_items=3))
+    encoder = SimpleNamespace(config=SimpleNamespace(max_items=3))
+    ranks = SimpleNamespace(catalog=range(9), epoch=SimpleNamespace(encoder=encoder))
+    monkeypatch.setattr("recsys.evaluation.run.rank_histories", lambda *parts, **options: None)
     monkeypatch.setattr(Recommender, "load", lambda bundle, **options: ranks)
     with claimed_gpu():
         assert _load(tmp_path, EvaluationConfig(batch_size=8)) is ranks

@@ -447,7 +447,7 @@ class FakeRecommender:
         FakeRecommender.loaded += 1
         return cls(path)
 
-    def rank_variants(self, histories, k, exclude_seen=(True, False), *, beams=None, batch_size=64):
+    def rank_histories(self, histories, k, exclude_seen, *, beams=None, batch_size=64):
         self.asked.append((beams, batch_size))
         found = []
         for masked in exclude_seen:
@@ -461,6 +461,9 @@ class FakeRecommender:
 def context(tmp_path, shop, monkeypatch):
     module = SimpleNamespace(Recommender=FakeRecommender)
     monkeypatch.setitem(sys.modules, "recsys.recommender", module)
+    for name in ("run", "search"):
+        ranks = FakeRecommender.rank_histories
+        monkeypatch.setattr(f"recsys.evaluation.{name}.rank_histories", ranks)
     monkeypatch.setattr("recsys.progress.LINE_EVERY_S", math.inf)  # lines do not depend on load
     workspace = Workspace(tmp_path, "demo")
     with write_artifact(workspace.dataset, "dataset") as folder:
@@ -676,9 +679,10 @@ def test_the_report_has_the_users_for_whom_there_is_time(monkeypatch, end, users
 
     dataset = dataset_of({f"u{n}": ["i0", "i1", "i2", "i3"] for n in range(800)})
     monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(run, "rank_histories", lambda model, histories, *_, **__: rank(histories))
     config = run._in_time(
         EvaluationConfig(seen="masked"),
-        SimpleNamespace(rank_variants=rank),
+        SimpleNamespace(),
         {"baseline": SimpleNamespace(rank=rank)},
         dataset.examples("test"),
         end,

@@ -156,5 +156,5 @@ def test_what_counts_as_seen_follows_the_types_of_the_data_set(recommender):
         ("i5", None),
         ("i1", "view"),
     ]
-    assert recommender.seen(events) == ["i1", "i2", "i5"]
-    assert recommender.seen([]) == []
+    assert recommender.types.seen(events) == ["i1", "i2", "i5"]
+    assert recommender.types.seen([]) == []

@@ -219,7 +219,7 @@ def test_replaced_records_are_forgotten(monkeypatch):
         hot.upsert([NewItem(NAMES[0], f"{price}", "", {"price": price}, FIRST[0].semantic_id)])
         assert hot.catalog.title(0) == hot.catalog.title(12) == hot.catalog.title(13) == f"{price}"
         wanted = {"must": [{"key": "price", "any": [price]}]}
-        assert hot.filters.mask(wanted).eligible >= 3
+        assert hot.epoch.filters.mask(wanted).eligible >= 3
         assert len(hot.epoch.catalog.added.records) <= 2 * 2 + 2 + 3
     assert hot.catalog.item_ids == [*NAMES[:12], "n0", "n1"]
 
@@ -232,7 +232,7 @@ def test_hidden_items_are_compacted_in_the_background(monkeypatch):
         if thread.name == "compaction":
             thread.join()
     assert hot.epoch.left is None
-    assert len(hot.trie.row_items) == 6
+    assert len(hot.epoch.trie.row_items) == 6
     assert hot.epoch.number == 2
 
 
@@ -380,9 +380,9 @@ def test_counts_of_the_filter_cache_go_on_with_the_next_epoch():
     blue = RecommendRequest([], filter={"must": [{"key": "color", "match": "blue"}]})
     hot.upsert([NewItem("n", "", "", {"color": "blue"}, (2, 2, 2))])
     assert hot.eligible(blue) == 1
-    misses = hot.filters.stats.misses
+    misses = hot.epoch.filters.stats.misses
     hot.remove(["n"])
-    assert hot.filters.stats.misses == misses > 0
+    assert hot.epoch.filters.stats.misses == misses > 0
     assert hot.eligible(blue) == 0
 
 

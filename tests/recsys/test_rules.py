@@ -158,7 +158,7 @@ def as_listed(recommender, rules, own_filter, own_boosts, excluded, k, exclude_s
             smallest[name] = min(count, smallest.get(name, count))
     return listed(
         log_probs(recommender),
-        recommender.trie.row_items.tolist(),
+        recommender.epoch.trie.row_items.tolist(),
         k,
         filters=[f for f in (own_filter, *(rule[0] for rule in rules)) if f is not None],
         boosts=[*own_boosts, *(boost for rule in rules for boost in rule[1])],
@@ -354,7 +354,7 @@ def test_a_malformed_rule_is_refused_by_its_field(fields, message):
 def test_a_rule_is_checked_against_the_items(recommender, fields, message):
     rule = Rule(**fields)
     with pytest.raises(RuleError, match=message):
-        rule.check(recommender.filters.attributes)
+        rule.check(recommender.epoch.filters.attributes)
 
 
 def test_an_unknown_attribute_of_a_cap_is_refused(recommender):

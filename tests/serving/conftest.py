@@ -92,8 +92,11 @@ class FakeRecommender:
         self.gate = threading.Event()
         self.gate.set()
 
-    def seen(self, events):
-        return [item for item, name in events if name in (None, "order", "like")]
+    capture, mode = "passes", "beam"
+    engine = SimpleNamespace(forget=lambda: None)
+    types = SimpleNamespace(
+        seen=lambda events: [item for item, name in events if name in (None, "order", "like")]
+    )
 
     @contextmanager
     def aside(self):
@@ -107,7 +110,8 @@ class FakeRecommender:
     def catalog(self):
         return self.epoch.catalog
 
-    def warm_up(self):
+    def recommend(self, histories, k):
+        """Asked for by `warm_up` alone."""
         self.gate.wait(PATIENCE_S)
         self.warm = True
 

@@ -147,7 +147,7 @@ async def test_a_replaced_model_is_freed_without_a_collection(client, service, u
     await client.get("/v1/items")
     await answered_by(client)
     old = service.state.models.get().recommender
-    parts = [weakref.ref(part) for part in (old, old.model, old.trie)]
+    parts = [weakref.ref(part) for part in (old, old.model, old.epoch.trie)]
     del old
     monkeypatch.setattr("gc.collect", lambda: 0)  # it would walk all there is, and hold up all
     gc.disable()

@@ -52,11 +52,14 @@ def test_memory_is_trimmed_once_a_minute(monkeypatch: pytest.MonkeyPatch):
     assert trimmed == [1060.5, 1121.0, 1300.0]
 
 
-def test_what_a_model_captured_is_logged(caplog: pytest.LogCaptureFixture):
+def test_what_a_model_captured_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(worker, "warm_up", lambda recommender: None)
     told = SimpleNamespace(passes=9, decodes=4, seconds=2.345, device_bytes=1000)
     engine = SimpleNamespace(statistics=lambda: told)
     gpu = SimpleNamespace(type="cuda")
-    model: Any = SimpleNamespace(engine=engine, device=gpu, warm_up=lambda: None)
+    model: Any = SimpleNamespace(engine=engine, device=gpu)
     decode = DecodeWorker(ServingSettings(device="cuda", capture="decodes"), Metrics())
     with caplog.at_level("INFO", "recsys.serving.worker"):
         assert decode._load(Path("bundles/shop"), model) is model
