@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from recsys.options import ConfigFile, Json, Name, Overrides
-from recsys.serving.cluster.settings import SECTION, ClusterSettings, Runner
 
 
 def serve(
@@ -28,12 +27,6 @@ def serve(
         bool,
         typer.Option("--insecure-listen", help="Accept requests from the network without keys."),
     ] = False,
-    engine: Annotated[
-        Runner, typer.Option(help="In this process, or in replicas on Ray (extra 'ray').")
-    ] = Runner.local,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, help="Number of replicas with --engine ray (default 2).")
-    ] = None,
     name: Name = None,
     config: ConfigFile = None,
     set_: Overrides = None,
@@ -62,22 +55,6 @@ def serve(
 
     # fail on a wrong path or a taken port before torch is imported
     read_manifest(settings.bundle, "bundle")
-    if engine is Runner.ray:
-        from recsys.config import Settings
-        from recsys.serving.cluster.ray import import_ray
-
-        flags = [] if replicas is None else [f"{SECTION}.replicas={replicas}"]
-        cluster = Settings.load(config, flags).section(SECTION, ClusterSettings)
-        import_ray("serve")
-        listener = bind(settings.host, settings.port)
-        from recsys.serving.cluster.deployment import serve_on_ray
-
-        serve_on_ray(settings, cluster, listener)
-        return
-    if replicas is not None:
-        from recsys.errors import ConfigError
-
-        raise ConfigError("--replicas needs --engine ray; the local engine is one process")
     listener = bind(settings.host, settings.port)
     from recsys.serving.server import serve as run
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from typing import Any, Literal
+from typing import Any
 
 import uvicorn
 from rich.markup import escape
@@ -73,9 +73,7 @@ def serve(
     say("Stopped.")
 
 
-def http_server(
-    app: Any, settings: ServingSettings, lifespan: Literal["on", "off"] = "on"
-) -> uvicorn.Server:
+def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
     """The HTTP server of an ASGI application, to run on a socket of `bind`.
 
     It is h11 whatever else is installed, because the two implementations refuse different requests.
@@ -83,7 +81,7 @@ def http_server(
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            lifespan=lifespan,
+            lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,

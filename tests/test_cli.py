@@ -27,7 +27,7 @@ TREE = {
     "recommend": (),
     "serve": (),
     "keys": ("create", "list", "revoke"),
-    "store": ("export", "import", "backup"),
+    "store": ("copy", "backup"),
     "batch": ("score",),
     "doctor": (),
 }

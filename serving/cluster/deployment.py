@@ -1,31 +1,22 @@
 """The replicas and the door as deployments of Ray Serve.
 
-`app` is the `import_path` of a config file for `serve deploy`. `serve_on_ray` is `recsys serve
---engine ray`: a door in this process, and replicas in others; host, port, keys and logs are as for
-the local server, and Ray's own proxies are not started.
+`app` is the `import_path` of a config file for `serve deploy`.
 """
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-from rich.markup import escape
-
 from recsys.config import build
-from recsys.errors import ConfigError, RecsysError
-from recsys.progress import say
+from recsys.errors import ConfigError
 from recsys.serving import logs
 from recsys.serving.cluster.door import Door, Handle
-from recsys.serving.cluster.ray import import_ray, start_ray
+from recsys.serving.cluster.ray import import_ray
 from recsys.serving.cluster.replica import Replica
 from recsys.serving.cluster.settings import ClusterSettings
-from recsys.serving.server import http_server
 from recsys.serving.settings import ServingSettings
-from recsys.serving.sockets import Listener
 from recsys.serving.stores import POSTGRES
 
-REPLICAS, DOOR, APPLICATION = "replicas", "door", "recsys"
+REPLICAS, DOOR = "replicas", "door"
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 BATCHES = 2  # batches of a replica at a time: one is computed, one waits
 HEALTH_S = 5.0
@@ -77,20 +68,16 @@ def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
     )
 
 
-def door(settings: ServingSettings, handle: Any) -> Door:
-    """Build a door in front of the replicas of a handle."""
-    return Door(
-        Handle(handle), deadline_ms=settings.deadline_ms, max_body_bytes=settings.max_body_bytes
-    )
-
-
 class ServedDoor:
     """A door behind Ray's own proxies, which run on every machine of a cluster."""
 
     def __init__(self, settings: dict[str, Any], handle: Any) -> None:
         """Start with fields of `ServingSettings`, and Ray Serve's handle of the replicas."""
         logs.configure(sys.stdout)
-        self._door = door(ServingSettings(**settings), handle)
+        own = ServingSettings(**settings)
+        self._door = Door(
+            Handle(handle), deadline_ms=own.deadline_ms, max_body_bytes=own.max_body_bytes
+        )
 
     async def __call__(self, request: Any) -> Any:
         """Answer a Starlette request."""
@@ -132,49 +119,3 @@ def app(arguments: dict[str, Any]) -> Any:
         name=DOOR, max_ongoing_requests=settings.queue_limit, ray_actor_options={"num_cpus": 0.5}
     )
     return front.bind(settings.model_dump(), behind)
-
-
-@contextlib.contextmanager
-def deployed(settings: ServingSettings, cluster: ClusterSettings) -> Iterator[Door]:
-    """Run replicas behind a door until the block is left.
-
-    They run on the cluster of `RAY_ADDRESS`, or on this machine. A running application of the same
-    name is updated in place.
-
-    Raises:
-        ConfigError: Ray is not installed, or the store does not fit the cluster.
-        RecsysError: the replicas cannot start; the text is that of the first one.
-    """
-    ray = import_ray("serve")
-    from ray import serve
-
-    ours = not ray.is_initialized()
-    if ours:
-        # a nominal number of cores, so that the replicas fit on any machine
-        cores = int(cluster.cpus * (cluster.max_replicas or cluster.replicas)) + 1
-        start_ray(ray, num_cpus=cores)
-    try:
-        serve.start(proxy_location="Disabled")
-        try:
-            handle = serve.run(replicas(settings, cluster), name=APPLICATION, route_prefix=None)
-        except RuntimeError as error:
-            raise RecsysError(f"the replicas cannot start: {error}") from error
-        yield door(settings, handle)
-    finally:
-        serve.delete(APPLICATION)
-        if ours:
-            serve.shutdown()
-            ray.shutdown()
-
-
-def serve_on_ray(settings: ServingSettings, cluster: ClusterSettings, listener: Listener) -> None:
-    """Serve until SIGINT or SIGTERM; requests under way are answered first."""
-    import_ray("serve")
-    opened, url = listener
-    logs.configure(sys.stdout)
-    say(escape(f"Loading {settings.bundle} in {cluster.replicas} replicas ..."))
-    with opened, deployed(settings, cluster) as app, contextlib.suppress(KeyboardInterrupt):
-        say(escape(f"{settings.bundle.name} answers at {url} from Ray."))
-        say("Ctrl-C stops it.")
-        http_server(app, settings, lifespan="off").run(sockets=[opened])
-    say("Stopped.")

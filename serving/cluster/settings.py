@@ -8,8 +8,6 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from recsys.config import internal, section
 from recsys.errors import ConfigError
 
-SECTION = "cluster"
-
 
 class Runner(StrEnum):
     """Where models run: in this process, or on Ray."""

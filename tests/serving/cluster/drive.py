@@ -1,7 +1,6 @@
 """Deploys two replicas on Ray, kills one and swaps the model while clients ask; says what it saw.
 
-The clients ask over HTTP, by Ray's own proxy, as they do in a cluster; then `recsys serve --engine
-ray`, which does without the proxy, is asked the same.
+The clients ask over HTTP, by Ray's own proxy, as they do in a cluster.
 
 A program of its own, so that what Ray leaves in a process is left in this one:
 `python drive.py BUNDLES SCRATCH`. In SCRATCH lie `right.json`, the histories to ask for and what
@@ -27,16 +26,15 @@ import yaml
 
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.run import score
-from recsys.serving.cluster.deployment import APPLICATION, REPLICAS, deployed
+from recsys.serving.cluster.deployment import REPLICAS
 from recsys.serving.cluster.door import Handle
 from recsys.serving.cluster.ray import import_ray, start_ray
 from recsys.serving.cluster.replica import Call
-from recsys.serving.cluster.settings import ClusterSettings
-from recsys.serving.settings import ServingSettings
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = float(os.environ["PATIENCE_S"])
 CLIENTS = 4
+APPLICATION = "recsys"  # of deploy/ray/serve.yaml
 ATTEMPTS = 3
 
 
@@ -221,15 +219,6 @@ async def drive(cluster, right):
     return saw
 
 
-async def without_proxy(settings, right):
-    with deployed(settings, ClusterSettings(replicas=1, cpus=0.5)) as door:
-        transport = httpx.ASGITransport(door)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=PATIENCE_S
-        ) as client:
-            return await answers(client, right)
-
-
 def batch(bundles, scratch, k):
     """Whether both engines write the same bytes, by part."""
     job = Job(bundles / "one", scratch / "users.parquet", None, {"k": k}, part_rows=5)
@@ -265,8 +254,6 @@ def main():
         cluster.wait()
         saw = asyncio.run(drive(cluster, right))
         serve.delete(APPLICATION)
-        settings = ServingSettings(bundle=bundles / "two", histories=None, store=scratch / "2.db")
-        saw["without_proxy"] = asyncio.run(without_proxy(settings, right))
         serve.shutdown()
         saw["batch"] = batch(bundles, scratch, right.k)
     finally:
