@@ -53,8 +53,8 @@ from recsys.serving.batch.scoring import Scorer
 from recsys.serving.settings import ServingSettings
 from recsys.text.beam import BeamSettings, generate_text
 from recsys.text.sample import sample_text
-from recsys.text.titles import TitleTrie, generate_titles
-from recsys.text.token_trie import TextTokenizer
+from recsys.text.titles import Titles, generate_titles
+from recsys.text.tokenizer import TextTokenizer
 from recsys.training import device as training_device
 from recsys.training import recipe, teacher
 from recsys.training.batches import TrainingBatches
@@ -423,12 +423,12 @@ WRITER = tiny_model("llama-gqa", 352, dtype=torch.float64)
 def write(model):
     """Texts and titles as plain values."""
     prompts = [np.array([5, 6, 7]), np.array([9, 9])]
-    titles = TitleTrie.build(TITLES, TextTokenizer(TOKENIZER, 352).tokens)
+    titles = Titles(TITLES, TextTokenizer(TOKENIZER, 352))
     beams = generate_text(model, prompts, BeamSettings(3, 6, num_return_sequences=2))
     return [
         beams.tokens.tolist(),
         [[row.tolist() for row in rows] for rows in generate_titles(model, prompts, titles).items],
-        [text.tokens for text in sample_text(model, prompts, titles, 8)],
+        [text.tokens for text in sample_text(model, prompts, titles.constraint(), 8)],
     ]
 
 

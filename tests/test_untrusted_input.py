@@ -39,7 +39,7 @@ from recsys.serving.schemas.rules import RuleBody
 from recsys.serving.schemas.texts import TextsRequest
 from recsys.text.grammar import lark
 from recsys.text.grammar_constraint import GrammarCompiler
-from recsys.text.token_trie import TextTokenizer
+from recsys.text.tokenizer import TextTokenizer
 
 STALL_S = 0.1  # for each KB
 FIRST_S = {"readers": 2.0}  # each column of a table is looked at for every role

@@ -13,8 +13,8 @@ from recsys.text.grammar import Grammar, choice, json_schema, lark, regex
 from recsys.text.grammar_constraint import GrammarCompiler, GrammarConstraint
 from recsys.text.sample import SampledText, sample_text
 from recsys.text.text_model import TextModel
-from recsys.text.titles import TitleBeams, TitleTrie, generate_titles
-from recsys.text.token_trie import TextTokenizer, TokenTrie
+from recsys.text.titles import TitleBeams, Titles, generate_titles
+from recsys.text.tokenizer import TextTokenizer
 
 __all__ = [
     "BeamSettings",
@@ -27,8 +27,7 @@ __all__ = [
     "TextTokenizer",
     "Texts",
     "TitleBeams",
-    "TitleTrie",
-    "TokenTrie",
+    "Titles",
     "choice",
     "generate_text",
     "generate_titles",

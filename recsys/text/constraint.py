@@ -4,8 +4,7 @@ A state is one integer, and a constraint has no position of its own. To fork a b
 to rewind, use an older state. So `allowed` returns the masks of all nodes of a draft tree in one
 call, in any order.
 
-`TitleTrie` (titles in all their tokenisations) and `GrammarConstraint` (texts of a grammar)
-implement it.
+`GrammarConstraint` (texts of a grammar) and `TitleConstraint` (titles of items) implement it.
 """
 
 from __future__ import annotations

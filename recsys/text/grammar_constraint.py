@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from recsys.text.constraint import DEAD
 from recsys.text.grammar import ASCII, TERMINALS, TOKENS, Grammar
-from recsys.text.token_trie import TextTokenizer
+from recsys.text.tokenizer import TextTokenizer
 
 LINE_BREAKS = frozenset(b"\r\n")
 LIMITS = LLParserLimits(verbose_errors=False)
@@ -277,10 +277,10 @@ def forced_by_masks(parser: Parser, tokenizer: TextTokenizer) -> bytes:
     run = bytearray()
     while len(run) < MOST_FORCED:
         mask = np.unpackbits(parser.bits(), bitorder="little", count=tokenizer.vocabulary_size)
-        byte = tokenizer.tokens.first_byte[np.flatnonzero(mask)]
+        byte = tokenizer.first_byte[np.flatnonzero(mask)]
         if not len(byte) or byte[0] < 0 or (byte != byte[0]).any():
             break
-        token = int(tokenizer.tokens.of_byte[byte[0]])
+        token = int(tokenizer.of_byte[byte[0]])
         if token < 0 or not mask[token]:
             break
         parser.forth([token])
@@ -316,7 +316,7 @@ def _missing(text: str, tokenizer: TextTokenizer) -> Iterator[str]:
             continue
         absent = [
             token
-            for token, data in enumerate(tokenizer.tokens.spelling)
+            for token, data in enumerate(tokenizer.spelling)
             if data and (name == "text_token" or not LINE_BREAKS.intersection(data))
         ]
         yield f"{name}: <[{','.join(_ranges(absent))}]>"

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from recsys.errors import ArtifactError
 from recsys.models.tree_forward import TreeModel
-from recsys.text.token_trie import TextTokenizer
+from recsys.text.tokenizer import TextTokenizer
 
 
 class TextModel:

@@ -20,7 +20,7 @@ from recsys.text import json_schema, regex, sample
 from recsys.text.grammar_constraint import Parser
 from recsys.text.sample import SampledText
 from recsys.text.stopping import StoppedError
-from recsys.text.token_trie import TextTokenizer
+from recsys.text.tokenizer import TextTokenizer
 
 PATH = "/v1/texts"
 FAST = byte_level_tokenizer([f"Thing no. {i}" for i in range(300)] + ["it is much like it"], 330)

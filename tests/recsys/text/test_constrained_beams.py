@@ -11,12 +11,13 @@ from recsys.models.tree_forward import TreeModel
 from recsys.text import BeamSettings, generate_text
 from recsys.text.grammar import choice, lark
 from recsys.text.grammar_constraint import GrammarCompiler
-from recsys.text.titles import TitleTrie, generate_titles
-from recsys.text.token_trie import TextTokenizer, TokenTrie
+from recsys.text.titles import Titles, generate_titles
+from recsys.text.tokenizer import TextTokenizer
 
-DOUBLE = tiny_model("llama-gqa", 16, dtype=torch.float64)
-SPELLING = [b"", b"", b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b"aa"]  # 1 ends
-TOKENS = TokenTrie.build(SPELLING, [1])
+TOKENIZER = TextTokenizer(byte_level_tokenizer(["abcabc", "bcabca", "aabb"] * 3, 264))
+SPELLING = TOKENIZER.spelling  # 1 ends
+WIDE = TextTokenizer(byte_level_tokenizer(["abc"], 258), 300)
+DOUBLE = tiny_model("llama-gqa", 264, dtype=torch.float64)
 
 titles_ = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=6, unique=True)
 
@@ -104,14 +105,13 @@ def slow(prompt, titles, num_beams, longest, length_penalty):
 def test_it_equals_a_plain_python_search_over_all_tokenisations(
     titles, seed, num_beams, longest, penalty
 ):
-    prompts = random_prompts(np.random.default_rng(seed), 2, 5, 16)
-    trie = TitleTrie.build(titles, TOKENS)
+    prompts = random_prompts(np.random.default_rng(seed), 2, 5, 264)
     found = generate(
         DOUBLE,
         prompts,
         num_beams,
         longest,
-        constraint=trie,
+        constraint=Titles(titles, TOKENIZER).constraint(),
         length_penalty=penalty,
         num_return_sequences=num_beams,
         collect_every=2,
@@ -124,22 +124,23 @@ def test_it_equals_a_plain_python_search_over_all_tokenisations(
 
 
 def test_requests_may_have_their_own_constraints():
-    prompts = random_prompts(np.random.default_rng(1), 3, 6, 16)
-    tries = [TitleTrie.build(t, TOKENS) for t in (["a"], ["abcabcabcabc", "cab"], ["bb", "cc"])]
-    together = generate(DOUBLE, prompts, 3, 15, constraint=tries, num_return_sequences=3)
-    for request, (prompt, trie) in enumerate(zip(prompts, tries, strict=True)):
-        alone = generate(DOUBLE, [prompt], 3, 15, constraint=trie, num_return_sequences=3)
+    prompts = random_prompts(np.random.default_rng(1), 3, 6, 264)
+    catalogs = (["a"], ["abcabcabcabc", "cab"], ["bb", "cc"])
+    own = [Titles(catalog, TOKENIZER).constraint() for catalog in catalogs]
+    together = generate(DOUBLE, prompts, 3, 15, constraint=own, num_return_sequences=3)
+    for request, (prompt, titles) in enumerate(zip(prompts, own, strict=True)):
+        alone = generate(DOUBLE, [prompt], 3, 15, constraint=titles, num_return_sequences=3)
         for a, b in zip(answers(alone), answers(together, request), strict=True):
             assert a[0] == b[0]
             assert a[1] == pytest.approx(b[1], abs=1e-9)
 
 
 def test_texts_that_are_not_whole_in_time_are_no_answers():
-    trie = TitleTrie.build(["abc", "a"], TokenTrie.build([*SPELLING[:5], *[b""] * 5], [1]))
-    found = generate(DOUBLE, [np.array([3])], 4, 3, constraint=trie, num_return_sequences=4)
+    titles = Titles(["qrstuvwx", "a"], TOKENIZER).constraint()
+    found = generate(DOUBLE, [np.array([3])], 4, 3, constraint=titles, num_return_sequences=4)
     assert [spelled(text) for text, _ in answers(found)] == ["a"]
     assert found.scores[0, 1:].tolist() == [-np.inf] * 3
-    nothing = generate(DOUBLE, [np.array([3])], 4, 1, constraint=trie)
+    nothing = generate(DOUBLE, [np.array([3])], 4, 1, constraint=titles)
     assert answers(nothing) == []
     assert nothing.tokens.shape == (1, 1, 0)
 
@@ -177,10 +178,10 @@ CATALOG = [
 def test_generated_titles_are_in_the_catalog_and_distinct():
     catalog = CATALOG
     tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 400))
-    trie = TitleTrie.build(catalog, tokenizer.tokens)
+    every = Titles(catalog, tokenizer)
     model = tiny_model("llama-gqa", 400, initializer_range=0.05)
     prompts = [np.asarray(tokenizer.encode(" ; ".join(catalog[i : i + 4]))) for i in range(12)]
-    found = generate_titles(model, prompts, trie, 10)
+    found = generate_titles(model, prompts, every, 10)
     written = 0
     for request in range(12):
         titles = [tokenizer.decode(text) for text, _ in answers(found.texts, request)]
@@ -198,8 +199,8 @@ def test_generated_titles_are_in_the_catalog_and_distinct():
         ({"constraint": [], "eos_token_id": None}, "0 constraints for 1 prompts"),
         ({"eos_token_id": 3}, "eos_token_id: the constraint has end tokens of its own"),
         (
-            {"constraint": TitleTrie.build(["a"], TokenTrie.build([b"a"] * 40, [1]))},
-            "the constraint has 40 tokens, the model 16",
+            {"constraint": Titles(["a"], WIDE).constraint()},
+            "the constraint has 300 tokens, the model 264",
         ),
     ],
 )
@@ -210,11 +211,14 @@ def test_constraints_that_do_not_fit_are_refused(arguments, message):
             [np.array([3])],
             2,
             5,
-            **{"constraint": TitleTrie.build(["a"], TOKENS), **arguments},
+            **{"constraint": Titles(["a"], TOKENIZER).constraint(), **arguments},
         )
 
 
 def test_constraints_of_a_batch_end_alike():
-    tries = [TitleTrie.build(["a"], TokenTrie.build(SPELLING, ends)) for ends in ([0], [1])]
+    own = [
+        Titles(["a"], TextTokenizer(byte_level_tokenizer([], 258), end_token=end)).constraint()
+        for end in (0, 1)
+    ]
     with pytest.raises(ValueError, match="differ in their end tokens"):
-        generate(TreeModel(DOUBLE), [np.array([3])] * 2, 2, 5, constraint=tries)
+        generate(TreeModel(DOUBLE), [np.array([3])] * 2, 2, 5, constraint=own)

@@ -8,8 +8,8 @@ from oracles import byte_level_tokenizer
 from recsys.text.constraint import DEAD
 from recsys.text.grammar import choice, json_schema, regex
 from recsys.text.grammar_constraint import GrammarCompiler
-from recsys.text.titles import TitleTrie
-from recsys.text.token_trie import TextTokenizer
+from recsys.text.titles import Titles
+from recsys.text.tokenizer import TextTokenizer
 
 TITLES = ["Heat", "Heat 2", "Alien", "Aliens", "Häuser", "Heat"]
 TOKENIZER = TextTokenizer(byte_level_tokenizer(TITLES, 290))
@@ -26,10 +26,8 @@ COMPILER = GrammarCompiler(TOKENIZER)
 
 
 class TestTitles(ConstraintSuite):
-    forces_at_most_one = True
-
     def make(self):
-        return TitleTrie.build(TITLES, TOKENIZER.tokens)
+        return Titles(TITLES, TOKENIZER).constraint()
 
 
 class TestSchema(ConstraintSuite):

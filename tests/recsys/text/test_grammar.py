@@ -10,7 +10,7 @@ from oracles import byte_level_tokenizer
 
 from recsys.text.grammar import MAX_DEPTH, choice, json_schema, lark, regex
 from recsys.text.grammar_constraint import GrammarCompiler, Parser
-from recsys.text.token_trie import TextTokenizer
+from recsys.text.tokenizer import TextTokenizer
 
 TOKENIZER = TextTokenizer(byte_level_tokenizer(["the quick brown fox", '{"a":[1,2]}'] * 3, 290))
 COMPILER = GrammarCompiler(TOKENIZER)
@@ -22,7 +22,7 @@ def accepts(grammar, text, rng=None):
     """Whether a constraint lets a text be written, in the tokenizer's way or a random one."""
     constraint = COMPILER.constraint(grammar)
     data, state = text.encode(), constraint.initial()
-    spelling = TOKENIZER.tokens.spelling
+    spelling = TOKENIZER.spelling
     while data:
         fitting = [t for t, s in enumerate(spelling) if s and data.startswith(s)]
         token = max(fitting, key=lambda t: len(spelling[t])) if rng is None else rng.choice(fitting)
@@ -74,7 +74,7 @@ def test_known_terminals_need_no_definition(terminal, good, bad):
 
 def test_a_paragraph_is_bounded_by_its_tokens():
     grammar = lark('start: "a" paragraph_token{2,4} "\\n"')
-    spelling = TOKENIZER.tokens.spelling
+    spelling = TOKENIZER.spelling
     some = next(t for t, data in enumerate(spelling) if len(data) > 2 and b"\n" not in data)
     break_, a = TOKENIZER.encode("\n")[0], TOKENIZER.encode("a")[0]
     for count in range(7):

@@ -1,4 +1,4 @@
-"""Titles in every tokenisation, against brute force and on real catalogs."""
+"""Titles in every tokenisation, against brute force; and tokenizers."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,12 @@ from oracles import byte_level_tokenizer, tiny_model
 from recsys.models.tree_forward import TreeModel
 from recsys.text.constraint import DEAD
 from recsys.text.stopping import StoppedError
-from recsys.text.titles import TitleTrie, generate_titles
-from recsys.text.token_trie import TextTokenizer, TokenTrie
+from recsys.text.titles import Titles, generate_titles
+from recsys.text.tokenizer import TextTokenizer
 
-words = st.binary(max_size=6).map(lambda b: bytes(97 + x % 3 for x in b))
-spellings = st.lists(
-    st.binary(max_size=3).map(lambda b: bytes(97 + x % 3 for x in b)), min_size=1, max_size=12
-)
+TOKENIZER = TextTokenizer(byte_level_tokenizer(["abcab", "bcaab", "ca ab", "Über"], 268))
+END = TOKENIZER.end_tokens[0]
+titles_ = st.lists(st.text("abcÜ", max_size=6), min_size=1, max_size=6)
 
 
 def segmentations(title, spelling, end):
@@ -26,60 +25,65 @@ def segmentations(title, spelling, end):
             (*way, token)
             for token, data in enumerate(spelling)
             if data and token != end and title[:stop].endswith(data)
-            for way in ways[stop - len(data)]
+            for way in ways.get(stop - len(data), ())
         ]
     return [(*way, end) for way in ways[len(title)]]
 
 
 def accepted(titles):
-    """All that a title trie accepts: token sequence -> items."""
-    found, stack = {}, [((), titles.initial())]
+    """All that titles accept: token sequence -> items."""
+    constraint = titles.constraint()
+    found, stack = {}, [((), constraint.initial())]
     while stack:
         prefix, state = stack.pop()
-        mask = titles.allowed([state])[0]
+        mask = constraint.allowed([state])[0]
         if not mask.any():
-            found[prefix] = titles.items_of(state).tolist()
+            found[prefix] = titles.items_of(prefix).tolist()
         for token in np.flatnonzero(mask).tolist():
-            stack.append(((*prefix, token), int(titles.advance([state], [token])[0])))
+            stack.append(((*prefix, token), int(constraint.advance([state], [token])[0])))
     return found
 
 
-# Vocabularies may lack bytes, so that titles and prefixes of titles cannot be written.
-@given(catalog=st.lists(words, min_size=1, max_size=6), spelling=spellings)
+@given(catalog=titles_)
 @settings(max_examples=80, deadline=None)
-def test_it_accepts_exactly_the_tokenisations_of_the_titles(catalog, spelling):
-    end = len(spelling)
+def test_it_accepts_exactly_the_tokenisations_of_the_titles(catalog):
     expected: dict[tuple[int, ...], list[int]] = {}
     for item, title in enumerate(catalog):
-        for way in segmentations(title, spelling, end) if title else []:
+        ways = segmentations(title.encode(), TOKENIZER.spelling, END) if title else []
+        for way in ways:
             expected.setdefault(way, []).append(item)
-    tokens = TokenTrie.build([*spelling, b""], [end])
     if expected:
-        assert accepted(TitleTrie.build(catalog, tokens)) == expected
+        assert accepted(Titles(catalog, TOKENIZER)) == expected
     else:
-        with pytest.raises(ValueError, match="titles: "):
-            TitleTrie.build(catalog, tokens)
+        with pytest.raises(ValueError, match="titles: no item has one"):
+            Titles(catalog, TOKENIZER)
 
 
-@given(catalog=st.lists(words.filter(len), min_size=1, max_size=8))
+def state_of(constraint, tokens):
+    state = constraint.initial()
+    for token in tokens:
+        state = int(constraint.advance([state], [token])[0])
+    return state
+
+
+@given(catalog=st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=8))
 @settings(max_examples=40, deadline=None)
-def test_a_text_merge_key_the_only_title_it_can_become(catalog):
-    tokens = TokenTrie.build([b"a", b"b", b"c", b""], [3])
-    titles = TitleTrie.build(catalog, tokens)
-
-    def state(text):
-        node = titles.initial()
-        for byte in text:
-            node = int(titles.advance([node], [byte - 97])[0])
-        return node
-
-    for prefix in {title[:n] for title in catalog for n in range(len(title) + 1)}:
-        titles_below = {title for title in catalog if title.startswith(prefix)}
-        merge_key = titles_below.pop() if len(titles_below) == 1 else prefix
-        assert titles.merge_keys([state(prefix)]) == state(merge_key)
-    ends = titles.advance([state(title) for title in catalog], [3] * len(catalog))
-    assert titles.merge_keys(ends).tolist() == ends.tolist()
-    assert titles.merge_keys([DEAD]) == DEAD
+def test_a_text_merges_with_the_only_title_it_can_become(catalog):
+    """In whatever tokenisation; whole titles with an end token merge with each other alone."""
+    constraint, by_key = Titles(catalog, TOKENIZER).constraint(), {}
+    for prefix in {title[:n] for title in catalog for n in range(1, len(title) + 1)}:
+        below = {title for title in catalog if title.startswith(prefix)}
+        merged = below.pop() if len(below) == 1 else prefix
+        for way in segmentations(prefix.encode(), TOKENIZER.spelling, END):
+            states = [state_of(constraint, way[:-1])]
+            if prefix in catalog:
+                states.append(state_of(constraint, way))
+            for text, key in zip(
+                ((merged, False), (prefix, True)), constraint.merge_keys(states), strict=False
+            ):
+                assert by_key.setdefault(int(key), text) == text
+    assert len(set(by_key.values())) == len(by_key)
+    assert constraint.merge_keys([DEAD]) == DEAD
 
 
 def test_a_tokenizer_of_another_kind_is_read_too():
@@ -97,11 +101,11 @@ def test_a_tokenizer_of_another_kind_is_read_too():
     bpe.add_special_tokens(["<unk>", "</s>"])
     fast = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>", unk_token="<unk>")
     tokenizer = TextTokenizer(fast, 300)
-    spelling = tokenizer.tokens.spelling
+    spelling = tokenizer.spelling
     assert [spelling[i] for i in range(7)] == [b"", b"", b" ", b"H", b"e", b" He", b"He"]
     assert spelling[7 + 0xC3] == b"\xc3"
     assert set(spelling[263:]) == {b""}
-    assert len(accepted(TitleTrie.build(["He"], tokenizer.tokens))) == 5
+    assert len(accepted(Titles(["He"], tokenizer))) == 5
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,7 @@ def test_a_tokenizer_without_an_end_token_needs_one_named():
 @pytest.mark.parametrize("passes", [0, 1, 3])
 def test_a_search_stops_before_the_pass_at_which_it_is_told_to(passes):
     tokenizer, asked = TextTokenizer(byte_level_tokenizer(["Heat", "Hat"], 300)), []
-    titles = TitleTrie.build(["Heat and cold", "Hat and coat"], tokenizer.tokens)
+    titles = Titles(["Heat and cold", "Hat and coat"], tokenizer)
     model = TreeModel.of(tiny_model("llama", tokenizer.vocabulary_size))
 
     def stopped():

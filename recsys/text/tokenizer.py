@@ -1,84 +1,17 @@
-"""The bytes of each token: `TokenTrie`, a vocabulary as a byte trie, and `TextTokenizer`.
+"""`TextTokenizer` reads a Hugging Face tokenizer through llguidance.
 
-`TextTokenizer` reads a Hugging Face tokenizer through llguidance, which supports byte-level and
-byte-fallback tokenizers.
+It supports byte-level and byte-fallback tokenizers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
-
-from recsys.text.byte_trie import ByteTrie
-
-
-@dataclass(frozen=True, eq=False)
-class TokenTrie:
-    """Tokens by their bytes.
-
-    Attributes:
-        trie: bytes of all tokens that have any.
-        token_start: (nodes + 1,) start of each node's tokens in `tokens`.
-        tokens: tokens by the node at which their bytes end, ascending inside a node.
-        spelling: bytes of each token; empty for special tokens.
-        end_tokens: tokens that end a text; they have no bytes.
-    """
-
-    trie: ByteTrie
-    token_start: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    spelling: Sequence[bytes]
-    end_tokens: tuple[int, ...]
-
-    @classmethod
-    def build(cls, spelling: Sequence[bytes], end_tokens: Sequence[int]) -> TokenTrie:
-        """Build from the bytes of each token.
-
-        Raises:
-            ValueError: no end token, or one outside the vocabulary.
-        """
-        if not end_tokens:
-            raise ValueError("end_tokens: at least one token must end a text")
-        for token in end_tokens:
-            if not 0 <= token < len(spelling):
-                raise ValueError(
-                    f"end_tokens: {token} is outside the vocabulary 0 .. {len(spelling) - 1}"
-                )
-        ends = set(end_tokens)
-        plain = [b"" if token in ends else data for token, data in enumerate(spelling)]
-        writing = np.asarray([token for token, data in enumerate(plain) if data], np.int64)
-        trie = ByteTrie.build([plain[token] for token in writing.tolist()])
-        order = np.argsort(trie.end, kind="stable")
-        token_start = np.searchsorted(trie.end[order], np.arange(trie.num_nodes + 1))
-        return cls(trie, token_start, writing[order], plain, tuple(end_tokens))
-
-    def __len__(self) -> int:
-        return len(self.spelling)
-
-    @cached_property
-    def bytes_alone(self) -> NDArray[np.bool_]:
-        """(256,) whether a token consists of this byte alone."""
-        return self.of_byte >= 0
-
-    @cached_property
-    def of_byte(self) -> NDArray[np.int64]:
-        """(256,) a token that consists of this byte alone, or -1."""
-        table = np.full(256, -1, np.int64)
-        for token, data in enumerate(self.spelling):
-            if len(data) == 1:
-                table[data[0]] = token
-        return table
-
-    @cached_property
-    def first_byte(self) -> NDArray[np.int16]:
-        """(V,) first byte of each token; -1 for tokens without bytes."""
-        return np.asarray([data[0] if data else -1 for data in self.spelling], np.int16)
 
 
 class TextTokenizer:
@@ -127,14 +60,27 @@ class TextTokenizer:
         return self.parser.vocab_size
 
     @cached_property
-    def tokens(self) -> TokenTrie:
-        """The vocabulary by bytes; special tokens have none."""
+    def spelling(self) -> list[bytes]:
+        """The bytes of each token; empty for special tokens."""
         parser = self.parser
-        spelling = [
+        return [
             b"" if parser.is_special_token(token) else parser.decode_bytes([token])
             for token in range(self.vocabulary_size)
         ]
-        return TokenTrie.build(spelling, self.end_tokens)
+
+    @cached_property
+    def of_byte(self) -> NDArray[np.int64]:
+        """(256,) a token that consists of this byte alone, or -1."""
+        table = np.full(256, -1, np.int64)
+        for token, data in enumerate(self.spelling):
+            if len(data) == 1:
+                table[data[0]] = token
+        return table
+
+    @cached_property
+    def first_byte(self) -> NDArray[np.int16]:
+        """(V,) first byte of each token; -1 for tokens without bytes."""
+        return np.asarray([data[0] if data else -1 for data in self.spelling], np.int16)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; the name of a special token in it, such as `</s>`, is this token."""
