@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -167,14 +166,8 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: TextTokenizer, capacity: int = 256) -> None:
         """Keep at most `capacity` grammars; the least recently used one is dropped first."""
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.tokenizer = tokenizer
-        self._capacity, self._lock = capacity, threading.Lock()
-        self._kept: OrderedDict[Grammar, Parser] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        self._compiled = lru_cache(capacity)(self._compile)
 
     def constraint(self, grammar: Grammar) -> GrammarConstraint:
         """Make a constraint for one search.
@@ -183,17 +176,7 @@ class GrammarCompiler:
             ValueError: the grammar is malformed, too large, or matches no text; the message begins
                 with the constructor's name.
         """
-        with self._lock:
-            base = self._kept.get(grammar)
-            if base is not None:
-                self._kept.move_to_end(grammar)
-        if base is None:
-            base = self._compile(grammar)  # outside the lock, so that other threads do not wait
-            with self._lock:
-                self._kept[grammar] = base
-                while len(self._kept) > self._capacity:
-                    self._kept.popitem(last=False)
-        return GrammarConstraint(base.fork(), self.tokenizer, grammar.field)
+        return GrammarConstraint(self._compiled(grammar).fork(), self.tokenizer, grammar.field)
 
     def _compile(self, grammar: Grammar) -> Parser:
         parser = Parser.compile(grammar, self.tokenizer)
