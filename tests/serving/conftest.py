@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -42,6 +43,7 @@ from recsys.retrieval import ItemItem, Retrieval
 from recsys.serving.app import create_app
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import open_store
 from recsys.vocabulary import Vocabulary
 
 ITEMS = 300
@@ -301,28 +303,46 @@ def random_bundle():
     return write_bundle
 
 
+def save_dataset(path, events, nanosecond=None):
+    users, items, times = zip(*events, strict=True)
+    interactions = Interactions.of(list(users), list(items), list(times))
+    interactions = replace(interactions, nanosecond=nanosecond)
+    table = pa.table(
+        {c: pa.array(interactions.item_ids.tolist()) for c in ("item_id", "title", "text")}
+    )
+    with write_artifact(path, "dataset") as folder:
+        Dataset(interactions, np.zeros(len(events), np.uint8), table).save(folder)
+    return path
+
+
 @pytest.fixture
 def write_dataset(tmp_path):
     def write(events, name="shop", nanosecond=None):
-        users, items, times = zip(*events, strict=True)
-        interactions = Interactions.of(list(users), list(items), list(times))
-        interactions = replace(interactions, nanosecond=nanosecond)
-        table = pa.table(
-            {c: pa.array(interactions.item_ids.tolist()) for c in ("item_id", "title", "text")}
-        )
-        with write_artifact(tmp_path / name, "dataset") as folder:
-            Dataset(interactions, np.zeros(len(events), np.uint8), table).save(folder)
-        return tmp_path / name
+        return save_dataset(tmp_path / name, events, nanosecond)
 
     return write
 
 
+@pytest.fixture(scope="session")
+def imported(tmp_path_factory):
+    """A data set that no test changes, and a store that has imported it."""
+    folder = tmp_path_factory.mktemp("imported")
+    events = [("ada", "item-1", 10), ("ada", "item-2", 20), ("bob", "gone", 5)]
+    dataset = save_dataset(folder / "shop", events)
+    open_store(folder / "histories.db", histories=dataset).close()
+    return dataset, folder / "histories.db"
+
+
 @pytest.fixture
-def settings(tmp_path, write_dataset, monkeypatch):
+def settings(tmp_path, imported, monkeypatch):
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
-    histories = write_dataset([("ada", "item-1", 10), ("ada", "item-2", 20), ("bob", "gone", 5)])
-    bundle = tmp_path / "bundles" / "demo"
-    return ServingSettings(bundle=bundle, histories=histories, deadline_ms=60_000.0)
+    dataset, store = imported
+    made = ServingSettings(
+        bundle=tmp_path / "bundles" / "demo", histories=dataset, deadline_ms=60_000.0
+    )
+    made.store.parent.mkdir(parents=True)
+    shutil.copy(store, made.store)
+    return made
 
 
 @contextmanager
