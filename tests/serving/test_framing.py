@@ -55,7 +55,8 @@ def listening(settings, http):
     metrics = Metrics()
     app = Entrance(answer, Guard(settings, metrics), settings, metrics)
     if http == "ours":
-        made = server.http_server(app, settings, lifespan="off")
+        made = server.http_server(app, settings)
+        made.config.lifespan = "off"
     else:
         made = uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listener:
