@@ -1,18 +1,22 @@
 """Backups of stores: copies that become stores again when they are put in the place of one."""
 
 import asyncio
+import re
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from recsys.errors import ConfigError, DataError
+from recsys.serving.schemas.events import EventIn
 from recsys.serving.store_commands import app
 from recsys.serving.stores.records import Appended, Exposure, Served
 
+ROOT = Path(__file__).parents[3]
 TABLES = ("events", "recommendations", "erasures", "journal", "exposures")
 
 
@@ -53,6 +57,20 @@ async def test_a_backup_has_every_row_and_another_id(full, tmp_path, opened, eve
     )  # so cursors and cached histories are not taken over
     assert copy.database.read(sa.text("PRAGMA journal_mode")) == [("wal",)]
     assert await copy.history.append([event("3", user="eve")]) == Appended(ignored=1)
+
+
+async def test_the_documented_query_gives_the_events_that_the_api_took(full, tmp_path, event):
+    page = (ROOT / "docs" / "stores.md").read_text(encoding="utf-8")
+    (query,) = re.findall(r'sqlite3 store\.db "(SELECT [^"]+)"', page)
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        lines = [line for (line,) in connection.execute(query)]
+    sent = {e.event_id: e for e in map(EventIn.model_validate_json, lines)}
+    assert len(lines) == len(sent) == 2  # neither the erased user's, nor the data set's
+    first, second = event("1", item="é\u2028"), event("2", value=4.5)
+    for one in (first, second):
+        posted = sent[one.event_id].to_event(2**52)
+        assert (posted.user, posted.item, posted.type) == (one.user, one.item, one.type)
+        assert (posted.time_ms, posted.value) == (one.time_ms, one.value)
 
 
 async def test_no_file_is_replaced_and_no_rest_is_left(full, tmp_path):
