@@ -37,7 +37,7 @@ BUDGET = {
     "lines of the product": (66_550, 53_500),
     "lines of the largest file": (673, 500),
     "lines of the largest class": (412, 350),
-    "words of the documents": (48_800, 50_000),
+    "words of the documents": (48_900, 50_000),
     "words of README.md": (900, 900),
     "lines of CHANGELOG.md": (60, 60),
     "commands": (24, 26),
