@@ -60,7 +60,7 @@ def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
             max_ongoing_requests=BATCHES * settings.max_batch,
             max_queued_requests=settings.queue_limit,
             request_router_config={"request_router_class": ROUTER},
-            user_config={"aliases": {}},
+            user_config={},  # with one, Ray calls `reconfigure`
             health_check_period_s=HEALTH_S,
             graceful_shutdown_timeout_s=settings.deadline_ms / 1000 + HEALTH_S,
         )

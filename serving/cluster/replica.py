@@ -4,7 +4,6 @@ It does not import Ray, which calls `reconfigure` and `check_health` by name.
 """
 
 import asyncio
-import logging
 import os
 import socket
 import sys
@@ -15,20 +14,12 @@ from starlette.types import ASGIApp, Message
 from starlette.types import Scope as AsgiScope
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from recsys.artifacts import read_manifest
 from recsys.errors import RecsysError
 from recsys.serving import logs
-from recsys.serving.aliases import UnknownBundleError
 from recsys.serving.app import create_app
-from recsys.serving.models import (
-    AliasConflictError,
-    BundleRefusedError,
-    UnknownModelError,
-)
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 
-logger = logging.getLogger("recsys.serving.cluster")
 Headers = list[tuple[bytes, bytes]]
 _SENT = ("type", "http_version", "method", "scheme", "path", "query_string", "client", "server")
 
@@ -113,30 +104,20 @@ class Replica:
         )
         self._life: Any = None
 
-    async def reconfigure(self, config: dict[str, Any]) -> None:
-        """Change the aliases as `config` says, while requests are answered.
-
-        The first call starts the application and returns when it is ready. A bundle that cannot be
-        served changes nothing, and the log gives the reason. An example of `config` is
-        `{"aliases": {"champion": "demo-2"}}`; other aliases stay.
+    async def reconfigure(self, _: Any = None) -> None:
+        """Start the application; returns when it is ready.
 
         Raises:
             RecsysError: the application could not start.
         """
-        if self._life is None:
-            self._life = self._app.router.lifespan_context(self._app)
-            await self._life.__aenter__()
-            while self._service.phase is Phase.STARTING:
-                await asyncio.sleep(0.02)
-            if self._service.failure is not None:
-                raise RecsysError(f"the replica could not start: {self._service.failure}")
-        for alias, bundle in config.get("aliases", {}).items():
-            if self._stands_for(alias, bundle):
-                continue
-            try:
-                await self._service.state.aliases.put(alias, bundle)
-            except (AliasConflictError, BundleRefusedError, UnknownBundleError) as error:
-                logger.error("alias %s is not changed to %s: %s", alias, bundle, error)
+        if self._life is not None:
+            return
+        self._life = self._app.router.lifespan_context(self._app)
+        await self._life.__aenter__()
+        while self._service.phase is Phase.STARTING:
+            await asyncio.sleep(0.02)
+        if self._service.failure is not None:
+            raise RecsysError(f"the replica could not start: {self._service.failure}")
 
     async def answer(self, call: Call) -> Reply:
         """Answer one request."""
@@ -152,14 +133,3 @@ class Replica:
         life, self._life = self._life, None
         if life is not None:
             await life.__aexit__(None, None, None)
-
-    def _stands_for(self, alias: str, bundle: str) -> bool:
-        """Whether an alias stands for the version of a bundle that is on disk now."""
-        try:
-            model = self._service.state.models.get(alias)
-        except UnknownModelError:
-            return False
-        if model.name != bundle:
-            return False
-        path = model.recommender.bundle.path
-        return model.version == read_manifest(path, "bundle").digest
