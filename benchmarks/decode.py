@@ -337,7 +337,7 @@ def report(document: Row) -> Report:
         Table(f"K = {beams}, prompts {reuse}", COLUMNS, lines, words=2)
         for (beams, reuse), lines in cells.items()
     ]
-    return Report(tables, [MEANINGS, *_sentences(document)])
+    return Report(tables, [MEANINGS, f"Weights: {document['workload']['weights']}."])
 
 
 def _line(row: Row) -> list[str]:
@@ -358,20 +358,6 @@ def _line(row: Row) -> list[str]:
         f"{row['target_tokens']:.0f}",
         f"{row['kv_to_greedy']:.2f}",
     ]
-
-
-def _sentences(document: Row) -> list[str]:
-    sentences = [f"Weights: {document['workload']['weights']}."]
-    planned = [row for row in document["rows"] if row["mode"] == PLANNED]
-    if planned:
-        worst = min(planned, key=lambda row: row["ws_beam"]["p50"])
-        wall, cpu = (1 / worst[ws]["p50"] for ws in ("ws_beam", "ws_beam_cpu"))
-        sentences.append(
-            f"Planned decoding takes {wall:.2f} times as long as own beams at its worst "
-            f"(K = {worst['beams']}, B = {worst['batch']}, {worst['reuse']}), {cpu:.2f} times the "
-            "processor time."
-        )
-    return sentences
 
 
 if __name__ == "__main__":

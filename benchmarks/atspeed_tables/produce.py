@@ -6,7 +6,6 @@ experiment that was stopped continues where it was.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> 
         context: settings and workspace of the run.
         limits: of the training of drafts.
     """
-    start = time.perf_counter()
     workspace = DraftSpace.seen_by(context.workspace, variant)
     settings = derive_settings(context.settings, variant, limits, context.workspace)
     own = Context(settings, workspace, context.force)
@@ -41,17 +39,15 @@ def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> 
             "seed": variant.seed,
             **{k: info[k] for k in ("parameters", "epochs", "steps", "seconds")},
         }
-    seconds = time.perf_counter() - start
-    say(f"{kind} {row[kind]}: {seconds:.0f} s")
-    return {**row, "spent": round(seconds, 1)}
+    say(f"{kind} {row[kind]}")
+    return row
 
 
 def produce(variants: Sequence[Variant], context: Context, limits: Limits) -> list[dict[str, Any]]:
     """Make all teachers and drafts, in waves: each needs only what an earlier one made.
 
     Returns:
-        A row for each task: its name and size, its time now (`spent`) and, for drafts, its training
-        time (`seconds`).
+        A row for each task: its name and size, and for drafts the training time.
     """
     rows: list[dict[str, Any]] = []
     for wave in range(3):

@@ -8,7 +8,7 @@ from measuring import Row
 from reporting import Report, Table
 
 from atspeed_tables import paper
-from atspeed_tables.lineup import BUDGETS, PUBLISHED, RELAXED, STRICT, title_of
+from atspeed_tables.lineup import BUDGETS, RELAXED, STRICT, title_of
 from atspeed_tables.speed import NO_TREE
 
 PAPER = "paper (7B)"
@@ -48,14 +48,6 @@ def _sentences(document: Row) -> list[str]:
         f"{document['target']['parameters']:,}, its drafts {max(sizes, default=0):,}. A small "
         "target is easier to imitate, and on a CPU drafting takes a larger share of the time.",
     ]
-    strict = [r for r in document.get("table", ()) if r["verification"] == "strict"]
-    for k in sorted({row["k"] for row in strict} & set(paper.KS)):
-        best = max((r for r in strict if r["k"] == k), key=lambda row: row["accepted"]["mean"])
-        published = [paper.figure(paper.ACCEPTED, "strict", name, k) or 0.0 for name in PUBLISHED]
-        sentences.append(
-            f"AS@{k}, strict: best {cell(best['accepted'])} ({best['title']}); the paper's best is "
-            f"{max(published):.2f}."
-        )
     if "recall" in document:
         differing = sum(row["differing"] or 0 for row in document["recall"])
         sentences.append(f"Strict verification: {differing} lists differ from beam search's.")
