@@ -1,6 +1,5 @@
 """Job: the users to score and everything that their answers depend on."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,9 +98,3 @@ class Job:
             "threads": self.threads,
             "not_history": list(self.not_history),
         }
-
-    @property
-    def digest(self) -> str:
-        """Digest of the plan."""
-        text = json.dumps(self.plan, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,7 +5,6 @@ interruption continues with the missing parts. `plan.json` describes the parts; 
 written last.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -18,13 +17,13 @@ import pyarrow.parquet as pq
 
 from recsys.artifacts import MANIFEST, Manifest, sha256
 from recsys.errors import ArtifactError
+from recsys.locks import locked
 from recsys.serving.batch.job import Job
 
 KIND = "recommendations"
 PLAN = "plan.json"
 PARTS = "part-*.parquet"
 UNFINISHED = ".writing"
-PLAN_KEY = b"recsys.plan"
 
 
 class Output:
@@ -40,20 +39,13 @@ class Output:
         With `force`, the parts of another plan are deleted instead of refused.
 
         Raises:
-            ArtifactError: another run uses the folder, or it holds other files or parts of another
-                plan.
+            ArtifactError: the folder holds other files, or parts of another plan.
+            LockedError: another run uses it.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
-            except BlockingIOError as error:
-                raise ArtifactError(f"{self.folder}: another run uses this folder") from error
+        with locked(self.folder, way_out="choose another folder"):
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._begin(force=force)
-            yield [part for part in range(self.job.parts) if not self._is_there(part)]
-        finally:
-            os.close(handle)
+            yield [part for part in range(self.job.parts) if not self.path(part).is_file()]
 
     def path(self, part: int) -> Path:
         """Path of a part."""
@@ -61,9 +53,8 @@ class Output:
 
     def write(self, part: int, table: pa.Table) -> None:
         """Write a part atomically."""
-        marked = table.replace_schema_metadata({PLAN_KEY: self.job.digest.encode()})
         with self._whole(self.path(part)) as path:
-            pq.write_table(marked, path, compression="zstd")
+            pq.write_table(table, path, compression="zstd")
 
     def finish(self) -> Manifest:
         """Write the manifest, after all parts."""
@@ -100,18 +91,6 @@ class Output:
                 f"{self.folder} is not empty and holds no batch; choose another folder"
             )
         self._write_json(PLAN, self.job.plan)
-
-    def _is_there(self, part: int) -> bool:
-        file = self.path(part)
-        if not file.is_file():
-            return False
-        try:
-            metadata = pq.read_metadata(file)
-        except (OSError, pa.ArrowInvalid):
-            return False  # damaged: it is written again
-        start, stop = self.job.rows(part)
-        marked = (metadata.metadata or {}).get(PLAN_KEY) == self.job.digest.encode()
-        return marked and metadata.num_rows == stop - start
 
     def _write_json(self, name: str, values: dict[str, Any]) -> None:
         with self._whole(self.folder / name) as path:
