@@ -195,6 +195,9 @@ async def test_a_replica_starts_answers_and_swaps(bundles, tmp_path):
         | {"threads": 1, "gc_freeze": False}
     )
     await replica.reconfigure()
+    life = replica._life
+    await replica.reconfigure()  # as after another deployment
+    assert replica._life is life
     ask = call("POST", "/v1/recommendations", {"history": ["B0001"]}, host="localhost")
     ask.scope["headers"].append(JSON)
     first = json.loads((await replica.answer(ask)).body)
