@@ -1,11 +1,13 @@
 """The local server: binds the socket and runs the application until a signal."""
 
+import asyncio
 import contextlib
 import sys
 from typing import Any
 
 import uvicorn
 from rich.markup import escape
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from recsys.errors import RecsysError
 from recsys.progress import say
@@ -19,6 +21,8 @@ from recsys.serving.sockets import Listener, bind
 
 IDLE_S = 5  # whole seconds between two requests of a connection; the proxy keeps less
 MAX_HEAD = 32 * 1024  # bytes; the limits of `Guard` are lower
+MAX_READ = 4 * 1024  # bytes of a connection in one turn of the event loop; a chunk may be a byte
+MAX_WAITING = 64 * 1024  # bytes of requests behind the one that is answered
 MAX_BACKLOG = 256  # connections that wait to be accepted
 # The worker and the event loop need Python's global lock often and for a short time. Beside a
 # thread that computes in Python they wait this long each time: with 0.5 ms, a client that sends
@@ -76,7 +80,8 @@ def serve(
 def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
     """The HTTP server of an ASGI application, to run on a socket of `bind`.
 
-    It is h11 whatever else is installed, because the two implementations refuse different requests.
+    It is h11 whatever else is installed, because the two implementations refuse different requests,
+    and asyncio, whose reads `Protocol` bounds.
     """
     return uvicorn.Server(
         uvicorn.Config(
@@ -86,7 +91,8 @@ def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             forwarded_allow_ips=settings.forwarded_allow_ips,
-            http="h11",
+            loop="asyncio",
+            http=Protocol,
             h11_max_incomplete_event_size=MAX_HEAD,
             ws="none",
             backlog=MAX_BACKLOG,
@@ -94,3 +100,18 @@ def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
             timeout_graceful_shutdown=round(settings.deadline_ms / 1000) + GRACE_S,
         )
     )
+
+
+class Protocol(H11Protocol):
+    """Reads little at a time, and ends a connection on which too many requests wait."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to read."""
+        super().connection_made(transport)
+        transport.max_size = MAX_READ  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        """Handle what was read; each request that is received lets one more piece be read."""
+        super().data_received(data)
+        if len(self.conn.trailing_data[0]) > MAX_WAITING:
+            self.cycle.keep_alive = False  # it is closed behind the answer

@@ -1,5 +1,6 @@
 """The HTTP server over real sockets: ambiguous ends, endless heads, idle connections, HEAD."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -45,9 +46,13 @@ def listening(settings, http):
     asked = []
 
     async def answer(scope, receive, send):
-        while (await receive()).get("more_body"):
-            pass
-        asked.append(scope["path"])
+        more, largest = True, 0
+        while more:
+            message = await receive()
+            more, largest = message.get("more_body"), max(largest, len(message.get("body", b"")))
+        for _ in range(3):  # what is sent meanwhile is read
+            await asyncio.sleep(0)
+        asked.append(largest if scope["path"] == "/largest" else scope["path"])
         headers = [(b"content-length", b"5")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"hello"})
@@ -147,3 +152,21 @@ def test_a_connection_goes_on_after_an_answer_to_head(settings):
         assert received.count(b"HTTP/1.1 200 ") == received.count(b"content-length: 5") == 3
         assert received.count(b"hello") == 1
         assert len(asked) == 3
+
+
+def test_a_turn_of_the_event_loop_reads_little_of_a_body(settings):
+    with listening(settings, "ours") as (address, asked):
+        head = b"POST /largest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n"
+        assert b" 200 " in talk(address, head + b"Connection: close\r\n\r\n" + bytes(500_000))
+        assert 0 < asked[0] <= 2 * server.MAX_READ
+
+
+def test_a_connection_on_which_too_many_requests_wait_is_closed_behind_an_answer(settings):
+    request = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello"
+    last = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    few = server.MAX_WAITING // len(request)
+    with listening(settings, "ours") as (address, asked):
+        talk(address, request * 20 * few)
+        assert 0 < len(asked) < few
+        asked.clear()
+        assert talk(address, request * (few - 1) + last).count(b" 200 ") == len(asked) == few
