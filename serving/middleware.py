@@ -187,7 +187,7 @@ class Entrance:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         inner, is_head = scope, scope["method"] == "HEAD"
-        if is_head:  # answered as GET, without the body
+        if is_head:  # answered as GET; the server leaves the body out
             inner = {**scope, "method": "GET"}
         state["route"], state["methods"] = find_route(inner)
         if is_head and "GET" not in state["methods"]:
@@ -204,8 +204,6 @@ class Entrance:
                 names = {name for name, _ in ours}
                 theirs = [pair for pair in message.get("headers", ()) if pair[0] not in names]
                 message["headers"] = [*theirs, *ours]
-            elif is_head:
-                message = {**message, "body": b""}
             await send(message)
 
         self.metrics.in_flight.inc()
@@ -219,7 +217,7 @@ class Entrance:
                     getattr(state["route"], "endpoint", None), "unhurried", False
                 )
                 with self._bodies.counted(headers, receive) as receive_counted:
-                    # Routes answer by the deadline; what does not is cancelled a little later.
+                    # What a batch has by the deadline is still sent.
                     async with until(None if is_unhurried else deadline + ANSWER_S):
                         await self.app(inner, receive_counted, send_marked)
             except ClientDisconnect:

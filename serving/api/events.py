@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from recsys.serving.api.routing import AnyPhase, content_type, document, in_time, validated
+from recsys.serving.api.routing import AnyPhase, content_type, document, validated
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError
@@ -62,7 +62,7 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
 
     batch, events = await read(parse_events, body)
     try:
-        done = await in_time(service, service.store.history.append(events))
+        done = await service.store.history.append(events)
     except EventConflictError as error:
         raise _conflict(batch, error) from error
     service.metrics.events(done.accepted, done.duplicates)

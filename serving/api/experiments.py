@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from recsys.serving.api.routing import By, JsonRoute, Ready, in_time, json_response
+from recsys.serving.api.routing import By, JsonRoute, Ready, json_response
 from recsys.serving.auth import Scope, requires
 from recsys.serving.schemas.experiments import (
     ExperimentBody,
@@ -38,4 +38,4 @@ async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Res
 @requires(Scope.READ)
 async def get_results(name: PathExperiment, service: Ready) -> Response:
     """Compare the arms with the first one. It may be called as often as you like."""
-    return json_response(await in_time(service, service.state.experiments.results(name)))
+    return json_response(await service.state.experiments.results(name))

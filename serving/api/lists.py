@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import OnceRoute, Ready, in_time, json_response
+from recsys.serving.api.routing import OnceRoute, Ready, json_response
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import parse
 from recsys.serving.schemas.lists import (
@@ -47,7 +47,7 @@ async def _answer(
     service: Service, query: Any, make: Callable[[Any, Wanted], Awaitable[ListResponse]]
 ) -> Response:
     wanted = None if query.filter is None else parse(query.filter.encode())
-    answer = await in_time(service, make(query, wanted))
+    answer = await make(query, wanted)
     response = await service.off_loop(json_response, answer)
     # Also allowed if the request had a key, so a cache that ignores `Vary` gives it to anyone.
     response.headers.update({"Cache-Control": KEPT, "Vary": "Authorization"})

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from recsys.serving.api.routing import AnyPhase, OnceRoute, Ready, in_time
+from recsys.serving.api.routing import AnyPhase, OnceRoute, Ready
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import ProblemError
 from recsys.serving.metrics import CONTENT_TYPE
@@ -51,5 +51,5 @@ async def today(query: Annotated[TodayQuery, Query()], service: Ready) -> Respon
 
     Figures are kept for ten seconds, or longer if making them took long.
     """
-    text = await in_time(service, service.state.today(service.store, query.days))
+    text = await service.state.today(service.store, query.days)
     return Response(text, media_type="application/json")

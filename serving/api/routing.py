@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar, get_origin
 
@@ -19,14 +19,12 @@ from starlette.types import Scope
 
 from recsys.serving.auth import Scope as AccessScope
 from recsys.serving.auth import scope_of
-from recsys.serving.batcher import until
 from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError
 from recsys.serving.limits import CALLER
 from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
 from recsys.serving.service import Service
 
-T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
@@ -198,12 +196,6 @@ def content_type(request: Request) -> str:
 def pay_for(entries: int) -> None:
     """Charge the client for a list of up to `entries`; it has paid for one unit of work."""
     CALLER.get().charge(max(0.0, entries / PAGE - 1))
-
-
-async def in_time(service: Service, answer: Awaitable[T]) -> T:
-    """Await `answer` for as long as a request may take; then raise `DeadlineExceededError`."""
-    async with until(service.deadline):
-        return await answer
 
 
 def unhurried(endpoint: EndpointT) -> EndpointT:

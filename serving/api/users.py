@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import AnyPhase, IdRoute, PathId, in_time, json_response, pay_for
+from recsys.serving.api.routing import AnyPhase, IdRoute, PathId, json_response, pay_for
 from recsys.serving.auth import Scope, requires
 from recsys.serving.schemas.events import (
     HistoryQuery,
@@ -27,7 +27,7 @@ async def get_history(
     if query.before is not None:
         time_ms, _, event_id = query.before.partition("-")
         before = (int(time_ms), int(event_id))
-    events = await in_time(service, service.store.history.events(user_id, query.limit, before))
+    events = await service.store.history.events(user_id, query.limit, before)
     if not events and before is None:
         raise UnknownUserError(f"There are no events of user {user_id!r}.")
 
@@ -45,7 +45,7 @@ async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
 
     Earlier events do not return with a late delivery, an import or a data set.
     """
-    await in_time(service, service.store.history.erase(user_id))
+    await service.store.history.erase(user_id)
     service.metrics.erasures.inc()
     return Response(status_code=204)
 

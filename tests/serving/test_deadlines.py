@@ -10,6 +10,7 @@ from oracles import PATIENCE_S
 from recsys.serving import catalog_changes
 from recsys.serving.api.recommendations import AT_ONCE
 from recsys.serving.api.routes import ROUTES
+from recsys.serving.off_loop import OffLoop
 
 URL = "/v1/recommendations"
 UNHURRIED = {("PUT", "/v1/aliases/{name}"), ("POST", "/v1/aliases/{name}/rollback")}
@@ -66,6 +67,27 @@ async def test_a_body_that_does_not_end_is_not_awaited_for_ever(hurried):
     client, _ = hurried
     status, answer = await call(client, "POST", URL, [b" "], ends=False)
     assert (status, answer["code"]) == (504, "deadline_exceeded")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "GET /v1/lists/trending", "GET /v1/lists/latest", "GET /v1/lists/together?item=item-1",
+        "GET /v1/users/u/history", "DELETE /v1/users/u", "GET /v1/today", "GET /v1/rules",
+        "GET /v1/items",
+    ],
+)  # fmt: skip
+async def test_what_hangs_is_not_awaited_for_ever(hurried, monkeypatch, asked):
+    client, service = hurried
+
+    async def for_ever(*_, **__):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(OffLoop, "__call__", for_ever)
+    for name in ("events", "erase", "newest_places"):
+        monkeypatch.setattr(service.store.history, name, for_ever)
+    answer = await client.request(*asked.split())
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
 
 
 async def test_a_change_goes_on_after_its_deadline(hurried, recommender, until):
