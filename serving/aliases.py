@@ -278,7 +278,7 @@ class Aliases:
         try:
             if back is not None and model.version != back.digest:  # replaced just now
                 raise AliasConflictError(_gone(alias, back))
-            async with self._catalog_changes.joining(model):
+            async with self._catalog_changes.joining(model), self._rules.unchanged:
                 if self._started:
                     await self._check_rules(alias, model)
                 if old is not None and old is not model and back is None:

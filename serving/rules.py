@@ -96,6 +96,7 @@ class Rules(JournalFollower):
         """Without rules; `start` reads them."""
         super().__init__(store, JOURNAL, logger)
         self._models, self._state = models, State()
+        self.unchanged = self._changing  # while this lock is held, no rule changes
 
     # Readers
 

@@ -1,5 +1,7 @@
 """Rules over HTTP: applied as their parts inline, kept, and never left dangling."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -335,6 +337,27 @@ async def test_a_bundle_that_standing_rules_do_not_fit_is_refused(client):
     await stand(client, "champion", bundle="two")
     response = await client.put("/v1/aliases/champion", json={"bundle": "bare"})
     assert response.status_code == 200
+
+
+async def test_a_rule_is_checked_against_a_model_that_its_alias_is_getting(
+    real, running, until, monkeypatch
+):
+    async with running(real) as (client, service):
+        named = {"must_not": [{"key": "item_id", "match": "B0001"}]}
+        await put(client, "summer", {"filter": named})
+        await stand(client, "next", "summer", bundle="two")
+        aliases, rules, puts = service.state.aliases, service.state.rules, []
+        keep = aliases._keep
+
+        async def late(*arguments):  # the old rule fits the new model, which is not yet the alias's
+            puts.append(asyncio.create_task(client.put("/v1/rules/summer", json=SUMMER)))
+            await until(lambda: puts[0].done() or rules._changing._waiters)
+            await keep(*arguments)
+
+        monkeypatch.setattr(aliases, "_keep", late)
+        await client.put("/v1/aliases/next", json={"bundle": "bare"})
+        assert code(await puts[0]) == (422, "invalid_rule")
+        await ask(client, model="next")
 
 
 async def test_a_rule_has_the_name_of_the_key_that_changed_it_last(real, running, tmp_path):
