@@ -96,7 +96,7 @@ class Guard:
         self._check_host(headers, scope["path"])
         _check_origin(scope["method"], headers)
         route: APIRoute | None = scope["state"]["route"]
-        if _is_health(scope):
+        if route is not None and route.path_format.startswith("/health/"):
             return  # orchestrators ask often, and without a key
         if len(headers.getlist("authorization")) > 1:
             raise _unauthenticated("There is more than one header Authorization.")
@@ -199,10 +199,11 @@ class Entrance:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 ours = [(_REQUEST_ID, request_id.encode()), *self._security]
-                if scope["path"].startswith(("/v1/", "/metrics")):
-                    ours.append((b"cache-control", _may_be_kept(message)))
                 names = {name for name, _ in ours}
                 theirs = [pair for pair in message.get("headers", ()) if pair[0] not in names]
+                is_data = scope["path"].startswith(("/v1/", "/metrics"))
+                if is_data and all(name != b"cache-control" for name, _ in theirs):
+                    ours.append((b"cache-control", b"no-store"))  # unless its route says more
                 message["headers"] = [*theirs, *ours]
             await send(message)
 
@@ -291,17 +292,6 @@ class BodyLimit:
             yield receive_counted
         finally:
             self.room.give(in_queue)
-
-
-def _may_be_kept(message: Message) -> bytes:
-    """How long a response may be kept: not at all, unless its route says so."""
-    kept: bytes = dict(message.get("headers", ())).get(b"cache-control", b"no-store")
-    return kept
-
-
-def _is_health(scope: AsgiScope) -> bool:
-    route: APIRoute | None = scope["state"]["route"]
-    return route is not None and route.path_format.startswith("/health/")
 
 
 def check_framing(version: str | None, headers: Headers) -> None:

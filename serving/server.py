@@ -80,8 +80,7 @@ def serve(
 def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
     """The HTTP server of an ASGI application, to run on a socket of `bind`.
 
-    It is h11 whatever else is installed, because the two implementations refuse different requests,
-    and asyncio, whose reads `Protocol` bounds.
+    It is h11 on asyncio whatever else is installed: others refuse and read different requests.
     """
     return uvicorn.Server(
         uvicorn.Config(
