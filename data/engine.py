@@ -172,7 +172,8 @@ def _histories(
     before = events.rows
     events.drop_duplicates(rules.duplicates)
     report.remove("duplicate_rows_dropped", before - events.rows, items=None)
-    report.add("pieces_of_equal_rows_added", events.counts.pop("pieces_of_equal_rows_added", 0))
+    for rule in ("pieces_of_equal_rows_added", "pieces_of_equal_rows_dropped"):
+        report.add(rule, events.counts.pop(rule, 0))
     report.add("events_at_the_same_time", events.ties)
     for name, (_, _, kinds) in SIDES.items():
         events.create(name, user="INTEGER", item="INTEGER", **kinds)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,6 +50,7 @@ from recsys.event_names import is_denied, level
 MAX_TYPES = 255
 CLOCKS = ("clock", "clock hour", "clock minute")  # roles of what stands beside a date
 NO_TYPE = "(empty)"
+LINE = "\x1f line"  # the column of `_with_lines`
 
 
 @dataclass
@@ -152,14 +154,15 @@ class EventReader:
             self.returns = []
         for path in self.returns:
             self.report.note(sentence("file_of_returns", name=path.name))
-        left = 0
+        left, counts = 0, "quantity" in self.roles
         for file in files:
             damage = Damage()
             rules = self.times[file.path]
             cleaner = RowCleaner(
                 file.path, self.config.clean, rules, self.report, self.first.service
             )
-            for batch in filled_down(file.batches(used, damage), self.of_orders, self.report):
+            rows = _with_lines(file, used, damage) if counts else file.batches(used, damage)
+            for batch in filled_down(rows, self.of_orders, self.report):
                 table = self._without_open_quotes(batch, file, damage)
                 table = self._split(table)
                 self.report.rows += table.num_rows
@@ -212,6 +215,8 @@ class EventReader:
             role: self.forms.read(role, table, self.roles[role].column, path)
             for role in ("user", "item")
         }
+        if LINE in table.column_names:
+            made["line"] = table[LINE]
         if self.sessions == "anonymous":
             if OTHER_ID in column:
                 others = self.forms.read("user", table, self.roles[OTHER_ID].column, path)
@@ -441,6 +446,19 @@ class EventReader:
         numbers = [self.types.index(name) if name in self.types else 0 for name in names]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])
+
+
+def _with_lines(file: TableFile, used: Set[str], damage: Damage) -> Iterator[pa.Table]:
+    """The used columns of a file, and `line`: a number that whole rows of it share if equal."""
+    with duckdb.connect(":memory:") as connection:
+        for rows in file.batches(damage=damage):
+            names = [f"c{number}" for number in range(rows.num_columns)]
+            connection.register("rows", rows.rename_columns(names))
+            path = str(file.path).replace("'", "''")
+            query = f"SELECT hash('{path}', {', '.join(names)}) AS line FROM rows"  # noqa: S608
+            line = connection.sql(query).to_arrow_table()["line"]
+            columns = [name for name in rows.column_names if name in used]
+            yield rows.select(columns).append_column(LINE, line)
 
 
 def _with_returns(types: pa.ChunkedArray | None, back: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -36,14 +36,19 @@ KINDS = {
     "split": "UTINYINT",
     "behaviour": "UTINYINT",
     "quantity": "FLOAT",
+    "line": "UBIGINT",
 }
 NUMBERED = KINDS | {"user": "INTEGER", "item": "INTEGER"}
 EQUAL = '"user", item, timestamp, nanosecond, rating, split, behaviour, quantity'
 PAIR = '"user", item'
-# Equal lines of orders each count, although one event stays of them.
+# Equal lines of orders each count, although one event stays of them. A row of another file, or one
+# that differs in what is not read, such as the payment, repeats a line.
 LINES = """
-    CREATE TABLE lines AS SELECT min(rowid) AS place, count(*) AS count FROM events
-    WHERE quantity <> 0 GROUP BY {columns} HAVING count(*) > 1
+    CREATE TABLE lines AS
+    SELECT min(place) AS place, max(count) AS count, sum(count) AS rows FROM (
+        SELECT {columns}, min(rowid) AS place, count(*) AS count FROM events
+        WHERE quantity <> 0 GROUP BY {columns}, line
+    ) GROUP BY {columns} HAVING rows > 1
 """
 REPEATED = """
     SELECT place FROM (
@@ -239,6 +244,7 @@ class EventTable:
             self._delete(f"rowid IN ({REPEATED.format(columns=PAIR)})")
         elif policy != "keep" and "timestamp" in self.columns:
             self._drop_equal()
+        self.columns.discard("line")
         self.counts["duplicate_rows_dropped"] += rows - self.rows
 
     def _drop_equal(self) -> None:
@@ -253,8 +259,9 @@ class EventTable:
             "UPDATE events SET quantity = quantity * count FROM lines "
             "WHERE events.rowid = lines.place"
         )
-        added = self.value("SELECT coalesce(sum(count - 1), 0) FROM lines")
-        self.counts["pieces_of_equal_rows_added"] += int(added)
+        for rule, count in (("added", "count - 1"), ("dropped", "rows - count")):
+            number = self.value(f"SELECT coalesce(sum({count}), 0) FROM lines")  # noqa: S608
+            self.counts[f"pieces_of_equal_rows_{rule}"] += int(number)
         self._run("DROP TABLE lines")
 
     def drop_ratings_below(self, minimum: float) -> None:

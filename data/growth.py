@@ -38,10 +38,11 @@ COLUMNS = pa.schema(
         ("rating", pa.float32()),
         ("type", pa.string()),
         ("quantity", pa.float32()),
+        ("line", pa.uint64()),
         ("stored", pa.bool_()),
     ]
 )
-"""New events: outside ids, unix seconds and nanoseconds, null for no rating, type or quantity
+"""New events: outside ids, unix seconds and nanoseconds, null for no rating, type, quantity or line
 (as in `RawData`), and whether the store of the service has the event."""
 ONE_TYPE = "purchase"  # stands for the only type of data without types
 STANDING = pa.schema(
@@ -223,6 +224,7 @@ def _old_events(before: Dataset, erased: Erased, *, typed: bool, counted: bool) 
         columns["behaviour"] = types[keep]
     if counted:
         columns["quantity"] = _old_pieces(before)[keep]
+        columns["line"] = pa.nulls(len(columns["user"]), pa.uint64())
     return events_table(**columns)
 
 
@@ -249,6 +251,7 @@ def _new_events(new: pa.Table, names: list[str], *, counted: bool) -> pa.Table:
         columns["behaviour"] = pc.index_in(new["type"], value_set=pa.array(names)).cast(pa.uint8())
     if counted:
         columns["quantity"] = pc.fill_null(new["quantity"], float("nan"))
+        columns["line"] = new["line"]
     return events_table(**columns)
 
 

@@ -34,6 +34,7 @@ EVENT_COLUMNS = {
     "split": pa.uint8(),
     "behaviour": pa.uint8(),
     "quantity": pa.float32(),
+    "line": pa.uint64(),
 }
 
 
@@ -176,9 +177,9 @@ class RawData:
         events: `user` and `item` (string), and if the source has them
             `timestamp` (int64, unix seconds), `nanosecond` (int32, after the second; left out if
             all are 0), `rating` (float32), `split` (uint8, `recsys.splits` labels), `behaviour`
-            (uint8, the place of the type in `behaviours`) and `quantity` (float32: pieces bought,
+            (uint8, the place of the type in `behaviours`), `quantity` (float32: pieces bought,
             negative pieces returned, 0 for a purchase that was returned as a whole, NaN where it is
-            not known).
+            not known) and `line` (uint64, the same where whole rows of one file are).
             Without timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
             item of `events`, and may have items without events.
@@ -204,7 +205,7 @@ class RawData:
         for name, column in zip(self.events.column_names, self.events.columns, strict=True):
             if column.type != EVENT_COLUMNS.get(name):
                 raise DataError(f"events.{name} is {column.type}, not {EVENT_COLUMNS.get(name)}")
-            if name not in ("rating", "quantity") and column.null_count:
+            if name not in ("rating", "quantity", "line") and column.null_count:
                 raise DataError(f"events.{name} is empty in {column.null_count} rows")
         check_items(self.events["item"].unique(), self.items, self.codes)
 

@@ -324,7 +324,7 @@ def _stored_events(
             rating, pieces = (None, value) if counted else (value, None)
             at, below = divmod(event.time_ms, 1000)
             moment = at, below * 1_000_000  # seconds, and nanoseconds after the second
-            rows.append((event.user, event.item, *moment, rating, kind or None, pieces, True))
+            rows.append((event.user, event.item, *moment, rating, kind or None, pieces, None, True))
     columns = list(zip(*rows, strict=True)) or [()] * len(growth.COLUMNS)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, growth.COLUMNS, strict=True)],
                     schema=growth.COLUMNS)  # fmt: skip
@@ -438,6 +438,8 @@ def _read_files(
             else pa.nulls(ordered.num_rows, pa.string()),
             "quantity": ordered["quantity"] if "quantity" in ordered.column_names
             else pa.nulls(ordered.num_rows, pa.float32()),
+            "line": ordered["line"] if "line" in ordered.column_names
+            else pa.nulls(ordered.num_rows, pa.uint64()),
             "stored": np.zeros(ordered.num_rows, np.bool_),
         }
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import time
@@ -17,8 +18,10 @@ from typer.testing import CliRunner
 
 from recsys import cli
 from recsys.artifacts import Workspace
+from recsys.data import growth
 from recsys.data.columns import check_new_columns, mapped
 from recsys.data.returns import forms_of_pieces, read_pieces
+from recsys.data.rules import Rules
 from recsys.data.sample import Sample
 from recsys.data.service_lines import says
 from recsys.data.time_formats import TimeRules
@@ -588,6 +591,49 @@ def test_the_advice_for_orders_and_refunds_in_one_folder_reads_the_orders(shop, 
     (raw / "shop/refunds.csv").rename(raw / "shop/a.csv")
     with pytest.raises(DataError, match=r"or read one file: recsys run .*orders.csv"):
         shop(file="shop/a.csv", events="order,sku,refund_date\n7,p1,2026-01-05\n")
+
+
+REPEATED_LINES = {
+    "a purchase in two files": (["Q1,z,s3,05,1,a"], ["Q1,z,s3,05,1,a"], 1, 1),
+    "two equal lines in two files": (["Q1,z,s3,05,1,a"] * 2, ["Q1,z,s3,05,1,a"] * 2, 2, 2),
+    "a line for each payment": (["Q1,z,s3,05,1,a", "Q1,z,s3,05,1,b"], [], 1, 1),
+    "two equal lines": (["Q1,z,s3,05,1,a"] * 2, [], 2, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REPEATED_LINES)
+@pytest.mark.parametrize("is_night", [False, True])
+def test_pieces_are_added_where_whole_rows_of_one_file_are_equal(shop, raw, kind, is_night):
+    """By hand: z buys s3, and returns one piece of it, in the first file or in both."""
+    first, second, pieces, dropped = REPEATED_LINES[kind]
+    back = "R1,z,s3,09,-1,a"
+    head = "order,customer,sku,date,qty,payment"
+    usual = [f"O{n},c{n % 20},s{n * 7 % 11},0{1 + n % 4},1,a" for n in range(100)]
+    files = {"b": [*first, back], "c": [*second, back] if second else []}
+    rows = {"a": usual, **files}
+    for name, lines in rows.items():
+        month = "02" if name == "a" else "03"
+        lines = [re.sub(r",(\d\d),", rf",2024-{month}-\1,", line) for line in lines]
+        rows[name] = "\n".join([head, *lines]) + "\n" if lines else ""
+    folder = raw / "parts"
+    folder.mkdir()
+    for name in "bc":
+        (folder / f"{name}.csv").write_text(rows[name]) if rows[name] else None
+    if not is_night:
+        found = shop(rows["a"], file="parts/a.csv")
+        assert found.counts.get("pieces_of_equal_rows_dropped", 0) == dropped + bool(second)
+        data = found.data
+    else:
+        before = shop(rows["a"])
+        schema, mapping = before.data.items.schema, before.info["cleaning"]["mapping"]
+        form = (Workspace.of("t"), schema.remove_metadata(), mapping)
+        new, items = _read_files(folder, None, {}, *form)
+        (raw / "new").mkdir()
+        growth.write(raw / "new", new, items, growth.Erased.of(before.data, []))
+        data = growth.grow(before.data, raw / "new", Rules(), mapping=mapping).dataset
+    assert ("z" in data.interactions.user_ids) == (pieces > 1)
+    if pieces == 1:
+        assert [row["stands"] for row in data.disliked.table.to_pylist()] == [True]
 
 
 def day(n: int) -> str:
