@@ -17,24 +17,26 @@ from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_us
 from recsys.data.columns import clocks_beside_dates
 from recsys.data.report import sentence
 from recsys.data.returns import (
+    BELOW_0,
+    CREDIT_NOTE,
     may_be_yes,
     names_of_returns,
     read_order_status,
-    read_pieces,
     unread_marks,
     unread_states,
     values_of_returns,
 )
-from recsys.data.sample import NO_COLUMN, SURE_SHARE, Roles, Sample, free_columns
+from recsys.data.sample import NO_COLUMN, SURE_SHARE, Roles, Sample, free_columns, share_of
 from recsys.data.service_lines import says
 from recsys.data.texts import as_strings, as_text, examples
 from recsys.data.time_formats import find_zones
+from recsys.errors import DataError
 from recsys.event_names import normalised
 
 REFUNDS = frozenset(["behaviour", "taken_back", "order_status"])  # roles that show them
-WHOLE = r"^[-−]?\d{1,3}$"
-SIGN = r"[^\pL\d]*(?:\pL{1,3}\.?\s|(?i:eur|usd|gbp|chf))?"  # EUR -5 and -EUR 5; SO-5 is a code
-BELOW_0 = rf"^\(\D*\d.*\)$|^{SIGN}[-−](?:\pL{{1,3}}\.?)?{SIGN}\d|\d\s*[-−]$"
+AMOUNTS = words("prices") | words("amounts")
+PIECES = r"^[-−]?(\d|10)$"  # of a line of an order
+MOST_RETURNS = 0.5  # of the rows; more are no returns
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 
 
@@ -103,42 +105,46 @@ def unread_clocks(sample: Sample, roles: Roles) -> list[str]:
     return notes + [_note("unread_zone", sample, name, texts) for name, texts in filled]
 
 
-def negative_amounts(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> list[str]:
-    """Sentences on prices, amounts and whole numbers below 0 in events that have no types.
+def ask_about_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> None:
+    """Refuse events without types of which some seem to be returns, and nothing else says so.
 
-    Tills and payment services write refunds so. A row with a quantity below 0 is one already.
+    Tills and payment services write amounts and pieces below 0, and ledgers the numbers of credit
+    notes. A row with a quantity below 0 is a return already.
+
+    Raises:
+        DataError: the message has the settings that decide.
     """
-    if chosen.get("quantity") == NO_COLUMN or not REFUNDS.isdisjoint(roles):
-        return []
-    notes, names = [], words("prices") | words("amounts")
+    if not REFUNDS.isdisjoint(role.partition(" ")[0] for role in roles):
+        return
     items = items_of(sample.table, roles, sample.path)
-    left_out = pa.array(items_below_0(sample, roles), pa.string())
+    known = pc.is_in(items, value_set=pa.array(items_below_0(sample, roles), pa.string()))
+    known = pc.or_(known, each(items, lambda text: says(text) in ("sure", "weak")))
+    if "quantity" in roles:
+        pieces = _texts(sample, roles["quantity"].column)
+        known = pc.or_(known, pc.match_substring_regex(pieces, BELOW_0))
     prices = [match.column for match in all_of("price", roles)]
-    for name in dict.fromkeys([*prices, *free_columns(sample, roles)]):
+    for name in dict.fromkeys([*prices, *sample.table.column_names]):
         values = sample.texts(name)
-        is_amount = any(word in normalised(name) for word in names)
-        is_whole = pc.all(pc.match_substring_regex(values, WHOLE)).as_py()
-        if (
-            not len(values)
-            or not (is_amount or is_whole)
-            or (name not in prices and says(name) not in (None, "some"))
-        ):
+        is_free = name in prices or name in free_columns(sample, roles)
+        zones = normalised(name) in words("zones")
+        if not len(values) or sample.counts[name] > 1 or is_of_a_user(name) or zones:
+            continue
+        role, form, what = "taken_back", BELOW_0, "is below 0"
+        if rank(name, EVENT_WORDS["session"][:2]) is not None:
+            form, what = CREDIT_NOTE, "begins like a credit note"
+        elif is_free and "quantity" not in roles and share_of(values, PIECES) >= SURE_SHARE:
+            role = "quantity"
+        elif not is_free or not any(word in normalised(name) for word in AMOUNTS):
+            continue
+        if chosen.get(role) == NO_COLUMN or (name not in prices and says(name) in ("sure", "part")):
             continue
         texts = _texts(sample, name)
-        rows = pc.match_substring_regex(texts, BELOW_0)
-        if "quantity" in roles:
-            pieces = _texts(sample, roles["quantity"].column)
-            rows = pc.and_not(rows, pc.match_substring_regex(pieces, BELOW_0))
-        below = texts.filter(pc.and_not(rows, pc.is_in(items, value_set=left_out)))
-        if is_amount and "quantity" in roles and len(below):
-            advice = "write their quantity below 0"
-            notes.append(_note("below_0", sample, name, below, advice=advice))
-        elif "quantity" not in roles and 0 < len(below) <= len(values) * (0.5, 1)[is_amount]:
-            advice = "say -1 in their rows of a column 'quantity', and 1 in the others"
-            if pc.all(pc.is_valid(read_pieces(below))).as_py():
-                advice = f"read them as returns with --column {shlex.quote(f'quantity={name}')}"
-            notes.append(_note("below_0", sample, name, below, advice=advice))
-    return notes
+        rows = pc.and_not(pc.match_substring_regex(texts, form), known)
+        count = pc.sum(rows).as_py() or 0
+        if 0 < count <= MOST_RETURNS * len(values):
+            said = {"says": what, "count": count, "shown": examples(texts.filter(rows))}
+            said |= {"yes": shlex.quote(f"{role}={name}"), "no": f"{role}=none", "role": role}
+            raise DataError(sentence("lines_of_returns", path=sample.path, name=name, **said))
 
 
 def items_below_0(sample: Sample, roles: Roles) -> list[str]:

@@ -45,6 +45,7 @@ from recsys.data.returns import (
     are_codes,
     are_kinds,
     knows_order_status,
+    marks_of_lines,
     read_order_status,
     read_pieces,
     share_of_events,
@@ -119,6 +120,8 @@ def recognise_events(
     if items is None:  # else the names are of its columns
         roles |= _given(sample, chosen, EVENT_FIELDS)
     refuse_without_header(sample, bool(roles))
+    if "taken_back" in roles and marks_of_lines(sample.texts(roles["taken_back"].column)):
+        del roles["taken_back"]  # also a price, or the number of an order: `refunds`
     known = None if items is None else _best_ids(items, chosen)
     doubts: dict[str, list[str]] = {}
 
@@ -126,7 +129,7 @@ def recognise_events(
         return lambda name: _content_agrees(role, name, sample, rules)
 
     for role in IN_ORDER:
-        if role in roles or chosen.get(role) in (NO_COLUMN, FILE_ORDER):
+        if role in roles or chosen.get(role) is not None:
             continue
         ranked = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
         if role == "item" and known is not None:

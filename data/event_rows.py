@@ -28,6 +28,7 @@ from recsys.data.ratings import read_ratings
 from recsys.data.raw import ReaderConfig, events_table
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.returns import (
+    MARKS_OF_LINES,
     are_returns,
     fill_orders,
     is_cancellation,
@@ -332,7 +333,10 @@ class EventReader:
                 said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
             elif form.startswith("number"):
                 said = pc.if_else(each(said, is_missing), "", "yes")
-            if kind == "taken_back" and form != "amount" and is_return_line(match.column):
+            elif form in MARKS_OF_LINES:
+                said = pc.if_else(pc.match_substring_regex(said, MARKS_OF_LINES[form]), "yes", "")
+            is_line = form in MARKS_OF_LINES or (form != "amount" and is_return_line(match.column))
+            if kind == "taken_back" and is_line:
                 returned.append(read_taken_back(said))
                 lines = pc.or_(lines, returned[-1])
                 continue

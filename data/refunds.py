@@ -15,6 +15,7 @@ from recsys.data.returns import (
     is_refunded_in_full,
     is_return_line,
     is_taken_back,
+    marks_of_lines,
     read_pieces,
     unread_marks,
 )
@@ -30,7 +31,9 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
     """All roles, with those of such columns, whose second word is what they hold.
 
     `taken_back pieces` are a part of the quantity, `taken_back amount` is one of `taken_back total`
-    of the same line, and `taken_back number` is filled where a line was returned. The states of
+    of the same line, and `taken_back number` is filled where a line was returned. Of lines that are
+    returns, an amount that the settings name is `taken_back below` 0, and the number of a document
+    in `taken_back document` is that of a credit note (`marks_of_lines`). The states of
     `order_status closed` are those of Magento, where a refunded order is closed, and those of
     `order_status paid` say yes or no.
     """
@@ -40,8 +43,12 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
         else role: match
         for role, match in roles.items()
     }
-    if chosen.get("taken_back") == NO_COLUMN:
+    name = chosen.get("taken_back")
+    if name == NO_COLUMN:
         return refund_roles
+    if name is not None and "taken_back" not in roles:
+        form = marks_of_lines(sample.texts(name))
+        return refund_roles | {f"taken_back {form}": Found(name, "named in the settings")}
     counted = "quantity" in roles and not is_taken_back(roles["quantity"].column)
     marks = [role for role in refund_roles if re.fullmatch(r"taken_back( \d+)?", role)]
     for role in marks if chosen.get("taken_back") is None else ():

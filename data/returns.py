@@ -45,6 +45,10 @@ MARKED = FORMS[1:]  # numbers with a mark before decimals or between thousands
 MOST_KINDS = 20  # distinct values of a column that says what kind of document a line is of
 SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
 PARTS = r" [-\u2013\u2014/|] |[:,;()\[\]]"  # between the parts of a state
+SIGN = r"[^\pL\d]*(?:\pL{1,3}\.?\s|(?i:eur|usd|gbp|chf))?"  # EUR -5 and -EUR 5; SO-5 is a code
+BELOW_0 = rf"^\(\D*\d.*\)$|^{SIGN}[-−](?:\pL{{1,3}}\.?)?{SIGN}\d|\d\s*[-−]$"
+CREDIT_NOTE = rf"(?i)^({'|'.join(sorted(words('credit_numbers')))})[-_/ ]?\d"
+MARKS_OF_LINES = {"below": BELOW_0, "document": CREDIT_NOTE}
 LINES = 0.1  # share of the filled rows behind the first of an order; more: each has its own state
 
 
@@ -123,6 +127,19 @@ def is_return_line(name: str) -> bool:
     (True, False)
     """
     return normalised(name) in words("return_lines")
+
+
+def marks_of_lines(texts: pa.ChunkedArray) -> str | None:
+    """What marks lines of returns in a column: `below` 0 in amounts, the `number` of a credit note.
+
+    >>> columns = (["5.00", "-5.00"], ["INV-1", "CN-1"], ["yes", "no"])
+    >>> [marks_of_lines(pa.chunked_array([values])) for values in columns]
+    ['below', 'document', None]
+    """
+    for form, pattern in MARKS_OF_LINES.items():
+        if pc.any(pc.match_substring_regex(texts, pattern)).as_py():
+            return form
+    return None
 
 
 def names_of_returns(texts: pa.ChunkedArray) -> list[str]:

@@ -20,8 +20,8 @@ from rich.markup import escape
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
 from recsys.data.column_notes import (
+    ask_about_returns,
     ignored_availability,
-    negative_amounts,
     shortened_ids,
     unread_clocks,
     unread_exclusions,
@@ -100,6 +100,7 @@ def read(config: ReaderConfig) -> EventStream:
             roles = recognise_events(sample, chosen, described, times)
             roles |= other_ids(sample, roles, chosen)
             roles = refunds(sample, roles, chosen)
+            ask_about_returns(sample, roles, chosen)
         else:
             roles = mapped(sample, chosen, known["events"], of_items=False)
             before = known.get("unused", sample.table.column_names)
@@ -129,7 +130,6 @@ def read(config: ReaderConfig) -> EventStream:
     _report_columns(report, sample, roles)
     for note in [
         *unread_exclusions(sample, roles, chosen),
-        *negative_amounts(sample, roles, chosen),
         *shortened_ids(sample, roles),
         *unread_clocks(sample, roles),
     ]:
