@@ -137,6 +137,10 @@ def recognise_events(
         if role == "item" and len(ranked) > 1:
             others = [pair for pair in ranked if not _numbers_lines(sample.texts(pair[1]))]
             ranked = others or ranked
+        if role == "item" and ranked and ranked[0][0] == len(EVENT_WORDS["item"]) - 1:
+            names = sample.table.column_names
+            titled = any(rank(n, EVENT_FIELDS["title"]) == 0 for n in names)
+            ranked = [] if titled else ranked
         if role == "item" and not _only(ranked):
             ranked = _without_titles(ranked, sample)
         if role == "item" and known is None:
@@ -556,7 +560,8 @@ def _take(
         return {}
     # `Order #` of some tills begins anew each day, and `Order ID` does not.
     distinct = {name: len(pc.unique(sample.table[name])) for name in equal if role == "session"}
-    name = min(equal, key=lambda name: (-distinct.get(name, 0), order(name, groups)))
+    orders = {name: count for name, count in distinct.items() if count < sample.table.num_rows}
+    name = min(equal, key=lambda name: (-orders.get(name, 0), order(name, groups)))
     why = "by name and content" if rank(name, groups) is not None else "by content"
     roles[role] = Found(name, why)
     return {}

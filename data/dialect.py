@@ -15,6 +15,7 @@ from recsys.data.column_words import known_names
 DELIMITERS = (",", "\t", ";", "|", "\x01", "^", "~")  # Hive writes the fifth
 FIRST_ROWS = 1000  # that show how a file is written
 FEW_ROWS = 5  # below this, blanks do not divide columns
+FITTING = 0.9  # of the rows that have as many values as the first line
 MOST_ABOVE = 20  # lines above the names of the columns
 BEHIND = "\x1f behind the last column"
 BLOCK = 1 << 20  # bytes read at a time
@@ -47,7 +48,13 @@ def lines_above(text: str) -> tuple[str, ...]:
 
 
 def header(text: str) -> tuple[str, list[str]]:
-    """The delimiter that divides the first line into most columns, and the columns."""
+    r"""The delimiter that divides the first line into most columns, and the columns.
+
+    One that divides nearly all rows as the first line goes first: cells may hold lists.
+
+    >>> header("p0;a|b|c\np1;a\np2;b|c\n")
+    (';', ['p0', 'a|b|c'])
+    """
     columns_by = {}
     for delimiter in DELIMITERS:
         try:
@@ -57,7 +64,14 @@ def header(text: str) -> tuple[str, list[str]]:
             columns_by[delimiter] = next(lines, [])
         except csv.Error:
             columns_by[delimiter] = []
-    delimiter, columns = max(columns_by.items(), key=lambda item: len(item[1]))
+    divides = [mark for mark, columns in columns_by.items() if len(columns) > 1]
+    rows_by = {mark: _rows(text, mark) for mark in divides if len(divides) > 1}
+    fits = {
+        mark: sum(len(row) == len(columns_by[mark]) for row in rows) >= FITTING * len(rows)
+        for mark, rows in rows_by.items()
+    }
+    delimiter = max(columns_by, key=lambda mark: (fits.get(mark, False), len(columns_by[mark])))
+    columns = columns_by[delimiter]
     if len(columns) == 1:
         rows = [line.rstrip().split(" ") for line in text.splitlines()[:FIRST_ROWS]]
         if len(rows) >= FEW_ROWS and len(rows[0]) > 1 and len({*map(len, rows[:-1])}) == 1:

@@ -22,7 +22,7 @@ from recsys.data.grouped_rows import filled_down
 from recsys.data.guests import OTHER_ID
 from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import ItemCleaner
-from recsys.data.item_fields import FIELDS, LATEST, ItemFields, ids_of_titles
+from recsys.data.item_fields import FIELDS, LATEST, ItemFields, ids_of_names
 from recsys.data.opening import TableFile
 from recsys.data.ratings import read_ratings
 from recsys.data.raw import ReaderConfig, events_table
@@ -71,7 +71,8 @@ class EventReader:
         fields: of the items, as far as the events have them.
         last: role -> the last row read, with the state of its order.
         returns: the files that hold returns, by their names.
-        titles: `title` and `item`, for rows without an id.
+        titles: the id of each title, for rows without an id.
+        owners: the user of each order, for its rows without a user.
         nobody: ids that stood for nobody, in whose place other ids of the rows are the users.
     """
 
@@ -87,7 +88,8 @@ class EventReader:
     last: dict[str, pa.Table] = field(default_factory=dict)
     returns: list[Path] = field(default_factory=list)
     nobody: dict[str, None] = field(default_factory=dict)
-    titles: pa.Table = field(default_factory=lambda: ids_of_titles(()))
+    titles: pa.Table = field(default_factory=lambda: ids_of_names(()))
+    owners: pa.Table = field(default_factory=lambda: ids_of_names(()))
 
     def __post_init__(self) -> None:
         columns = {r: match.column for r, match in self.roles.items() if r in FIELDS}
@@ -149,7 +151,9 @@ class EventReader:
         used = {match.column for match in self.roles.values()}
         used |= {column for column, _ in self.first.conditions} | {*self.of_orders[:1]}
         if self.first.without_id:
-            self._find_titles(files)
+            self.titles = self._ids_of_names(files, "item", "title")
+        if self.first.without_user:
+            self.owners = self._ids_of_names(files, "user", "session")
         self.returns = [file.path for file in files if are_returns(file.path.stem)]
         if len(self.returns) == len(files) and self.config.mapping is None:
             self.returns = []
@@ -219,12 +223,15 @@ class EventReader:
         if LINE in table.column_names:
             made["line"] = table[LINE]
         if self.sessions == "anonymous":
+            if "session" in column:
+                refuse_lost_digits(column["session"], self.roles["session"].column, path)
+                sessions = as_strings(column["session"], "session", path)
+                owners = _id_of(sessions, self.owners)
+                made["user"] = self._or(made["user"], owners, "users_of_their_orders")
             if OTHER_ID in column:
                 others = self.forms.read("user", table, self.roles[OTHER_ID].column, path)
                 made["user"] = self._or(made["user"], others, "users_by_another_id")
             if "session" in column:
-                refuse_lost_digits(column["session"], self.roles["session"].column, path)
-                sessions = as_strings(column["session"], "session", path)
                 named = pc.binary_join_element_wise(self.first.prefix, sessions, "")
                 sessions = pc.if_else(is_no_id(sessions), sessions, named)
                 made["user"] = self._or(made["user"], sessions, "sessions_without_user")
@@ -408,27 +415,30 @@ class EventReader:
     def _or_title(self, items: pa.ChunkedArray, titles: pa.ChunkedArray) -> pa.ChunkedArray:
         """The item of each row; where it has no id, that of other rows with its title, or this."""
         by_title = pc.and_(is_no_id(items), pc.invert(is_no_id(titles)))
-        others = self.titles["item"].combine_chunks()
-        own = others.take(pc.index_in(titles, value_set=self.titles["title"].combine_chunks()))
+        own = _id_of(titles, self.titles)
         by_id = pc.and_(by_title, pc.is_valid(own))
         self.report.add_rows("rows_named_by_the_id_of_their_title", by_id, titles)
         self.report.add_rows("rows_named_by_title", pc.and_not(by_title, by_id), titles)
         return pc.if_else(by_title, pc.coalesce(own, titles), items)
 
-    def _find_titles(self, files: list[TableFile]) -> None:
-        """Read the ids and titles of all rows, so that those without an id may have one."""
-        forms = IdForms(Report())
-        item, title = self.roles["item"].column, self.roles["title"].column
-        self.titles = ids_of_titles(
-            pa.table(
-                {
-                    "item": forms.read("item", part, item, file.path),
-                    "title": as_strings(part[title], "title", file.path),
-                }
-            )
+    def _ids_of_names(self, files: list[TableFile], role: str, name: str) -> pa.Table:
+        """Read the ids and names of all rows, so that those without an id may have one."""
+        forms, report, self.report = IdForms(Report()), self.report, Report()
+        columns = {n: self.roles[n].column for n in (role, name, "item")}
+        nobody = pa.array(self.first.nobody, pa.string())
+
+        def ids(part: pa.Table, path: Path) -> pa.ChunkedArray:
+            ids = forms.read(role, part, columns[role], path)
+            return pc.if_else(pc.is_in(ids, value_set=nobody), None, ids) if role == "user" else ids
+
+        made = ids_of_names(
+            pa.table([as_strings(part[columns[name]], name, file.path), ids(part, file.path)],
+                     ["name", "id"])
             for file in files
-            for part in map(self._split, file.batches([item, title]))
-        )
+            for part in map(self._split, file.batches(columns.values()))
+        )  # fmt: skip
+        self.report = report
+        return made
 
     def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)
@@ -481,6 +491,12 @@ def _is_positive(types: pa.ChunkedArray | None) -> pa.ChunkedArray | pa.Scalar:
         return pa.scalar(True)
     positive = pa.array([n for n in pc.unique(types).to_pylist() if n and level(n) != 0])
     return pc.is_in(types, value_set=positive.cast(pa.string()))
+
+
+def _id_of(names: pa.ChunkedArray, ids: pa.Table) -> pa.ChunkedArray:
+    """The id of each name; null where none is known."""
+    places = pc.index_in(names, value_set=ids["name"].combine_chunks())
+    return pa.chunked_array([ids["id"].combine_chunks().take(places.combine_chunks())])
 
 
 def _has_clock(times: pa.ChunkedArray) -> bool:

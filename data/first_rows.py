@@ -49,6 +49,7 @@ class FirstRows:
         service: finds the lines that are no products.
         pieces: texts that show what marks in numbers of pieces mean (`forms_of_pieces`).
         without_id: whether an item has a title and no id.
+        without_user: whether an order has rows with a user and rows without one.
         conditions: (column, pattern) by which the settings name such lines in the events.
     """
 
@@ -59,6 +60,7 @@ class FirstRows:
     conditions: Conditions
     pieces: list[str]
     without_id: bool
+    without_user: bool
 
 
 def look_at(
@@ -99,7 +101,7 @@ def look_at(
     if "separator" not in known_form:
         form = item_cells(path, clean.item_separator, own, cells.drop_null(), known)
     nobody, prefix = [*known_form.get("nobody", [])], known_form.get("prefix", "")
-    user, session = roles["user"].column, roles.get("session")
+    user, session, without_user = roles["user"].column, roles.get("session"), False
     users = as_strings(sample.table[user], "user", path)
     if session is not None and session.column != user:
         sessions = as_strings(sample.table[session.column], "session", path)
@@ -109,6 +111,12 @@ def look_at(
         known_sessions = sessions.filter(pc.invert(is_no_id(sessions)))
         if config.mapping is None and pc.any(pc.is_in(known_sessions, value_set=users)).as_py():
             prefix = f"{session.column} "
+        anonymous = pc.or_(
+            is_no_id(users), pc.is_in(users, value_set=pa.array(nobody, pa.string()))
+        )
+        named = pc.unique(sessions.filter(pc.invert(anonymous)))
+        mixed = pc.and_not(pc.is_in(sessions, value_set=named), is_no_id(sessions))
+        without_user = pc.any(pc.and_(mixed, anonymous)).as_py() or False
     if clean.applies("placeholder_users") and OTHER_ID in roles:
         other = as_strings(sample.table[roles[OTHER_ID].column], "user", path)
         nobody += placeholders(users) + placeholders(other)
@@ -142,7 +150,7 @@ def look_at(
     service.ask(titles, stops=not config.new_items)  # nobody answers at night
     pieces = known_form.get("pieces", []) + _pieces(events, roles)
     without_id = "title" in roles and pc.any(is_no_id(cells)).as_py()
-    return FirstRows(form, nobody, prefix, service, conditions, pieces, without_id)
+    return FirstRows(form, nobody, prefix, service, conditions, pieces, without_id, without_user)
 
 
 def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:

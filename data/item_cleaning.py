@@ -162,7 +162,10 @@ class ItemCleaner:
                 where = f"{self._path}: column {name!r}"
                 raise DataError(sentence("two_orders_of_days", where=where, order=order))
             first = self._times.day_first if order.day_first is None else order.day_first
-            times = replace(self._times, day_first=first is not False, year_first=order.year_first,
+            if order.seen and first is None and not order.year_first:
+                said = {"path": self._path, "name": name, "beside": ""}
+                raise DataError(sentence("no_order_of_days", **said))
+            times = replace(self._times, day_first=first, year_first=order.year_first,
                             day_second=order.day_second)  # fmt: skip
             moments = read_moments(column, times, ends=role == "available_until")
             dates[role] = moments.second

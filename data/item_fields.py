@@ -80,21 +80,22 @@ class ItemFields:
         return fields_by_role
 
 
-def ids_of_titles(parts: Iterable[pa.Table]) -> pa.Table:
-    """`title` and `item` of the titles that stand beside one id wherever they have one.
+def ids_of_names(parts: Iterable[pa.Table]) -> pa.Table:
+    """`name` and `id` of the names that have one id in some rows, and none in others.
 
     Args:
-        parts: the columns `title` and `item` of all rows.
+        parts: the columns `name` and `id` of all rows.
     """
-    pairs = pa.table({name: pa.array([], pa.string()) for name in ("title", "item")})
+    pairs = pa.table({name: pa.array([], pa.string()) for name in ("name", "id")})
     for part in parts:
-        missing = pc.or_(is_no_id(part["title"]), is_no_id(part["item"]))
-        both = pa.concat_tables([pairs, part.filter(pc.invert(missing)).select(pairs.column_names)])
+        part = part.filter(pc.invert(is_no_id(part["name"]))).select(pairs.column_names)
+        part = part.set_column(1, "id", pc.if_else(is_no_id(part["id"]), None, part["id"]))
+        both = pa.concat_tables([pairs, part])
         pairs = both.group_by(pairs.column_names, use_threads=False).aggregate([])
-    titles = pairs.group_by("title", use_threads=False)
-    counted = titles.aggregate([("item", "min"), ("item", "count")])
-    one = counted.filter(pc.equal(counted["item_count"], 1))
-    return one.select(["title", "item_min"]).rename_columns(["title", "item"])
+    names = pairs.group_by("name", use_threads=False)
+    counted = names.aggregate([("id", "min"), ("id", "count"), ([], "count_all")])
+    some = pc.and_(pc.equal(counted["id_count"], 1), pc.equal(counted["count_all"], 2))
+    return counted.filter(some).select(["name", "id_min"]).rename_columns(["name", "id"])
 
 
 def _merged(part: pa.Table) -> pa.Table:

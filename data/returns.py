@@ -443,7 +443,7 @@ def _state(text: str) -> str | None:
     words = words_of(text)
     if "reversal" in words or is_partial(text):
         return None
-    if not ASKED.isdisjoint(words) and not DENIED.isdisjoint(words):
+    if is_denied(text):
         return None
     state = None
     parts = [text] if words[-1] in NOT else re.split(PARTS, text)

@@ -14,12 +14,14 @@ from rich.markup import escape
 
 from recsys.data.column_words import known_names
 from recsys.data.dialect import first_of_table
+from recsys.data.report import sentence
 from recsys.data.returns import are_returns
 from recsys.errors import DataError
 from recsys.progress import say
 
 IS_RETURN = "is_return"
 MOST_DIGITS, LOST = 10**15, ".0"  # longer numbers have lost digits, and end as floating numbers do
+DAY_AND_MONTH, FEW_DATES = re.compile(r"\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}\b"), 3
 SUFFIXES = (".xlsx", ".xlsm", ".xls", ".ods")
 
 
@@ -62,6 +64,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             few = next((n for n, row in enumerate(filled) if sum(c != "" for c in row) > 1), 0)
             start = first_of_table([[_text(c) or "" for c in row] for row in filled[:30]]) or few
             above += [f"{name}: {_text(cell)}" for row in filled[:start] for cell in row if cell]
+            _check_days(path, filled[start:])
             sheets[name] = [[_text(cell) for cell in row] for row in filled[start:]]
     except (CalamineError, OSError, ValueError) as error:
         raise DataError(f"{path}: no readable spreadsheet: {error}; save it as CSV") from error
@@ -90,6 +93,22 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
     if len({*returns}) > 1 and IS_RETURN not in header:
         columns, header = [*columns, pa.array(returns, pa.string())], [*header, IS_RETURN]
     return pa.table(columns, names=header)
+
+
+def _check_days(path: Path, rows: list[list[Any]]) -> None:
+    """Refuse dates of which a program has read the day as the month, where there is such a month.
+
+    Raises:
+        DataError: no date has a day above 12, and each of the dates that stayed texts has one.
+    """
+    for name, *cells in zip(*rows, strict=True):
+        dates = [cell for cell in cells if isinstance(cell, date)]
+        texts = [cell for cell in cells if isinstance(cell, str) and DAY_AND_MONTH.match(cell)]
+        if len(dates) < FEW_DATES or not texts or any(cell.day > 12 for cell in dates):
+            continue
+        if all(max(map(int, DAY_AND_MONTH.findall(text)[0])) > 12 for text in texts):
+            said = {"text": texts[0], "date": dates[0].isoformat()[:10]}
+            raise DataError(sentence("swapped_days", path=path, name=name, **said))
 
 
 def _formats_with_zeros(path: Path) -> list[str]:

@@ -7,8 +7,10 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -638,6 +640,29 @@ def test_a_sheet_or_a_file_called_returns_beside_sales_holds_returns(
             (path / f"{sheet}.csv").write_text(text, "utf-8")
     run(path if is_folder else write_xlsx(raw / "shop.xlsx", sheets))
     assert counts(run).get("negative_events_dropped", 0) == back
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_dates_that_a_spreadsheet_has_swapped_are_refused(
+    run: Run, raw: Path, swapped: bool
+) -> None:
+    """Of the days of March in the form of Europe, a program for America reads the first twelve."""
+    rows: list[list[object]] = [["Customer ID", "StockCode", "InvoiceDate"]]
+    for n in range(60):
+        day = 1 + n % 28
+        month, of_cell = (day, 3) if swapped else (3, day)
+        is_cell = day <= 12 if swapped else n % 2 == 1
+        serial = date(2024, month, of_cell).toordinal() - 693_594 + 0.5 if is_cell else 0
+        rows.append([n % 9, f"P{n * 7 % 11}", serial or f"{day:02}/03/2024"])
+    file = write_xlsx(raw / "orders.xlsx", {"a": rows})
+    if swapped:
+        with pytest.raises(
+            ValueError, match="'InvoiceDate', texts such as '13/03/2024' have a day"
+        ):
+            run(file)
+    else:
+        last = run(file).interactions.timestamp.max()
+        assert time.gmtime(int(last))[:3] == (2024, 3, 28)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"a,b\n1,2\n"])

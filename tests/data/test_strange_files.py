@@ -391,6 +391,26 @@ def test_codes_with_a_hyphen_are_no_amounts_below_0(shop):
     assert "below 0" not in found.notes
 
 
+@pytest.mark.parametrize("last", ["Drinks|Tea|Green", "Drinks"])
+def test_lists_in_a_file_without_names_are_no_baskets(shop, last):
+    rows = [f"p{n};Tea {n};{last if n % 3 else 'A|B|C|D'}" for n in range(20)]
+    with pytest.raises(DataError, match="no names of columns; write a line of names"):
+        shop(items="\n".join(rows) + "\n")
+
+
+@pytest.mark.parametrize("role", ["valid_until", "available_from"])
+def test_an_unclear_day_in_the_items_file_is_asked_about(shop, role):
+    rows = [(f"p{n}", f"T{n}", f"0{3 + n % 2}/04/2099") for n in range(4)]
+    items = table(f"item,title,{role}", rows)
+    with pytest.raises(DataError, match=f"{role!r} shows whether .*data.day_first=true"):
+        shop(items=items)
+    name = {"valid_until": "available_until"}.get(role, role)
+    moments = [shop(items=items, day_first=first).values(name)[0] for first in (True, False)]
+    assert [time.gmtime(moment - 1)[1:3] for moment in moments] == (
+        [(4, 3), (3, 4)] if role == "valid_until" else [(4, 2), (3, 3)]
+    )
+
+
 # Files of the night in the forms of the first run
 
 

@@ -304,6 +304,44 @@ def test_guests_are_known_by_their_address_or_device(shop, column, order):
     assert len(found.histories["A3@x.de"]) == 20
 
 
+@pytest.mark.parametrize("nobody", ["", "guest"])
+def test_a_row_without_a_user_belongs_to_the_user_of_its_order(shop, nobody):
+    rows = [(f"O{n // 2}", f"c{n // 2 % 20}" if n // 2 % 3 else nobody, f"p{n * 7 % 11}",
+             f"{n}@x.de", T + n // 2 * 999, 1) for n in range(180)]  # fmt: skip
+    rows += [("Q1", "z", "p3", "", T + 90_000, 1), ("Q1", nobody, "p3", "a@x.de", T + 99_000, -1)]
+    rows += [("Q2", "y", "p3", "", T + 90_000, 1), ("Q2", nobody, "p4", "", T + 99_000, 1)]
+    found = shop(table("order,customer,sku,email,date,qty", rows))
+    assert found.counts["users_of_their_orders"] == 2
+    assert found.histories["y"] == ["p3", "p4"]
+    assert found.data.disliked.table["user_id"].to_pylist() == ["z"]
+
+
+@pytest.mark.parametrize("n", [20, 120])
+def test_the_order_of_guests_is_what_has_several_lines(shop, n):
+    """As in Etsy's `Sold order items`."""
+    rows = [(7000 + k, 90 + k // 2, f"b{k % 5}" if k // 2 % 2 else "", f"Item {k % 3}", T + k // 2)
+            for k in range(n)]  # fmt: skip
+    found = shop(table("Transaction ID,Order ID,Buyer,Item Name,Sale Date", rows))
+    assert found.roles["session"] == "Order ID"
+    assert found.counts["sessions_without_user"] == n // 2
+    assert len(found.histories["90"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "item"),
+    [("artist,item name", "item name"), ("artist,track name", "track name"),
+     ("artist,song", "song"), ("artist,item name,item url", "item url"), ("artist,x", "artist")],
+)  # fmt: skip
+def test_an_artist_beside_the_name_of_an_item_is_none(shop, head, item):
+    rows = [(f"u{n % 20}", T + 5000 * n, f"Band {n % 11 % 3}", f"Album {n % 11}", f"/a/{n % 11}")
+            for n in range(180)]  # fmt: skip
+    columns = 3 + head.count(",")
+    found = shop(table(f"user,timestamp,{head}", [row[:columns] for row in rows]))
+    assert found.roles["item"] == item
+    if item == "item name":
+        assert found.values("brand")[:2] == ["Band 0", "Band 1"]
+
+
 # Items without an id
 
 
@@ -671,6 +709,19 @@ def test_returns_that_were_not_made_are_no_events(shop, kind, column):
 
 
 @pytest.mark.parametrize(
+    "state",
+    ["Return requested", "Return cancelled", "Cancellation requested", "Retoure storniert",
+     "Remboursement demandé", "Cancel requested"],
+)  # fmt: skip
+def test_an_order_of_which_a_return_was_only_asked_for_is_kept_and_named(shop, state):
+    states = {1: state, 2: "Refunded"}
+    head = "user,item,timestamp,Status"
+    found = shop(events(180, lambda n: states.get(n % 18, "Shipped"), head=head))
+    assert found.data.interactions.item.size == 170
+    assert f"Column 'Status' of events.csv has {state!r} in 10 of its first rows" in found.notes
+
+
+@pytest.mark.parametrize(
     ("column", "usual", "back", "rule"),
     [("Status", "Delivered", "Not delivered - returned", "negative_events"),
      ("Fulfilment", "shipped", "not shipped - customer cancelled", "rows_of_cancelled_orders"),
@@ -904,9 +955,22 @@ def test_only_prices_in_another_notation_are_reported(shop, prices, converted):
 # Lines that are no products, in a small catalogue
 
 
-LINES = ["Frais de port", "Spedizione", "Versand", "Portes de envío", "Verzendkosten",
-         "Koszty wysyłki", "Frete", "Gastos de envío", "Spese di spedizione", "Vorverkaufsgebühr",
-         "Anfahrtspauschale", "Rundungsdifferenz", "Aufpreis", "Ecotax"]  # fmt: skip
+LINES = [
+    "Frais de port",
+    "Spedizione",
+    "Versand",
+    "Portes de envío",
+    "Verzendkosten",
+    "Koszty wysyłki",
+    "Frete",
+    "Gastos de envío",
+    "Spese di spedizione",
+    "Vorverkaufsgebühr",
+    "Anfahrtspauschale",
+    "Rundungsdifferenz",
+    "Aufpreis",
+    "Przesyłka kurierska InPost",
+]
 
 
 @pytest.mark.parametrize(
@@ -945,7 +1009,9 @@ def test_the_kind_of_a_line_says_that_it_is_no_product(shop, column, kind):
 @pytest.mark.parametrize(
     "line",
     ["Gift card", "Carte cadeau", "Porto", "Tarjeta regalo", "Bag fee", "Taxa de entrega", "VAT",
-     "Service charge", "Gift wrap", "Gutschein", "Loyalty points", "Extended warranty"],
+     "Service charge", "Gift wrap", "Gutschein", "Loyalty points", "Extended warranty",
+     "Extended warranty 2 years", "Customs duty", "Installation", "Pick & Pack",
+     "HONORAIRE DE DISPENSATION", "Paczkomat InPost", "Mondial Relay", "Droits de douane"],
 )  # fmt: skip
 def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
     assert says(line) == "weak"
