@@ -21,7 +21,7 @@ from recsys.serving.models import Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.today import Coverage, ItemFigures, Rate, Today
-from recsys.serving.stores.records import SKEW_MS, Act, Given, now_ms
+from recsys.serving.stores.records import SKEW_MS, Act, Given, Returned, Sign, now_ms
 from recsys.serving.stores.store import Store
 
 LEVEL = 0.95
@@ -37,12 +37,15 @@ class Tally:
     """Counts events, then the answers that they refer to, page by page in any order."""
 
     def __init__(self, since_ms: int, until_ms: int, not_history: Collection[str]) -> None:
-        """Of a period; events of the types `not_history` are no sign of interest in an item."""
+        """Of a period; events of the types `not_history` are no sign of interest in an item.
+
+        What a user did with an item before returning it does not count.
+        """
         self._since_ms, self._until_ms = since_ms, until_ms
-        self._not_history = frozenset(not_history)
+        self._not_history, self._returned = frozenset(not_history), Returned(not_history)
         self.events = 0
         self._feedback: defaultdict[str, list[Act]] = defaultdict(list)  # by answer
-        self._seen: set[tuple[str, str]] = set()  # users, and items that they are interested in
+        self._seen: dict[tuple[str, str], int] = {}  # of a user and an item: the last interest
         self.answers = 0
         self._groups: Counter[str] = Counter()  # answers of each user, or of an answer without one
         self._without_user = 0
@@ -54,10 +57,12 @@ class Tally:
         """Count events."""
         for event in events:
             self.events += 1
+            self._returned.add(event)
             if event.recommendation_id is not None:
                 self._feedback[event.recommendation_id].append(event)
             if event.type not in self._not_history:
-                self._seen.add((event.user, event.item))
+                pair = event.user, event.item
+                self._seen[pair] = max(event.time_ms, self._seen.get(pair, 0))
 
     def add_answers(self, answers: Iterable[Given]) -> None:
         """Count answers, once all events are counted."""
@@ -71,12 +76,19 @@ class Tally:
             answered = [
                 event
                 for event in self._feedback.get(answer.recommendation_id, ())
-                if answer.user in (None, event.user) and event.time_ms >= answer.time_ms - SKEW_MS
+                if answer.user in (None, event.user)
+                and event.time_ms >= answer.time_ms - SKEW_MS
+                and not self._gone(event)
             ]
             for name in {event.type for event in answered}:
                 self._followed[name][group] += 1
             liked = {event.item for event in answered if event.type not in self._not_history}
             self._chosen.update(liked & items)
+
+    def _gone(self, event: Act) -> bool:
+        """Whether it is a part of a history that its user took back."""
+        is_part = self._returned.sign(event.type) is Sign.PART
+        return is_part and self._returned.has(event.user, event.item, event.time_ms)
 
     def figures(self, epoch: Epoch, *, complete: bool, events_complete: bool) -> Today:
         """The figures, with the items that `epoch` can recommend as the catalog."""
@@ -96,7 +108,10 @@ class Tally:
         shown = shown[shown >= 0]
         missing = alive.copy()
         missing[shown] = False
-        interest = Counter(item for _, item in self._seen)
+        interest = Counter(
+            item for (user, item), then in self._seen.items()
+            if not self._returned.has(user, item, then)
+        )  # fmt: skip
         searched = [item for item, _ in interest.most_common() if _at(missing, catalog.find(item))]
         rest = (catalog.item_id(row) for row in np.flatnonzero(missing).tolist())
         never_shown = [*dict.fromkeys([*searched[:MOST_ITEMS], *islice(rest, MOST_ITEMS)])]

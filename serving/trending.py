@@ -13,7 +13,7 @@ from recsys.event_names import WEIGHTS, level
 from recsys.serving.cached_results import CachedResults
 from recsys.serving.models import Models
 from recsys.serving.off_loop import OffLoop
-from recsys.serving.stores.records import Act, now_ms
+from recsys.serving.stores.records import Act, Returned, now_ms
 from recsys.serving.stores.store import Store
 
 DEPTH = 200_000  # of the newest events, by arrival
@@ -43,30 +43,36 @@ class Tally:
     """Counts events, page by page.
 
     Of a user's events on an item, the one that counts most does: nobody makes an item popular
-    alone.
+    alone. What was returned does not count.
     """
 
-    def __init__(self, until_ms: int, weigh: Callable[[str], float]) -> None:
+    def __init__(
+        self, until_ms: int, weigh: Callable[[str], float], not_history: Collection[str] = ()
+    ) -> None:
         """An event counts `weigh(type)`, and half of that after each half-life."""
         self._until_ms, self._weigh = until_ms, weigh
         self._weights: dict[str, float] = {}
-        self._best: dict[tuple[str, str], float] = {}  # of a user and an item
+        self._best: dict[tuple[str, str], tuple[float, int]] = {}  # of a user and an item
+        self._returned = Returned(not_history)
 
     def add(self, acts: Iterable[Act]) -> None:
         """Count events."""
         for act in acts:
+            self._returned.add(act)
             if act.type not in self._weights:
                 self._weights[act.type] = self._weigh(act.type)
             age = max(0, self._until_ms - act.time_ms)
             value = self._weights[act.type] * 2 ** (-age / HALF_LIFE_MS)
-            if value > self._best.get((act.user, act.item), 0.0):
-                self._best[act.user, act.item] = value
+            best, then = self._best.get((act.user, act.item), (0.0, 0))
+            if value > (0.0 if self._returned.has(act.user, act.item, then) else best):
+                self._best[act.user, act.item] = value, act.time_ms
 
     def trends(self, since_ms: int) -> Trends:
         """The items of the events that were added."""
         scores: defaultdict[str, float] = defaultdict(float)
-        for (_, item), value in self._best.items():
-            scores[item] += value
+        for (user, item), (value, then) in self._best.items():
+            if not self._returned.has(user, item, then):
+                scores[item] += value
         items = sorted(scores, key=lambda item: (-scores[item], item))
         return Trends(items, [scores[item] for item in items], since_ms)
 
@@ -100,7 +106,7 @@ class Trending:
         until_ms = now_ms()
         first, last, earliest_ms = await store.history.newest_places(DEPTH)
         since_ms = max(until_ms - WINDOW_MS, earliest_ms)
-        tally = Tally(until_ms, weigh)
+        tally = Tally(until_ms, weigh, self._not_history)
         for start in range(first, last + 1, PAGE):
             acts = await store.history.acts(start, min(last, start + PAGE - 1), since_ms)
             await self._off_loop(tally.add, acts)

@@ -186,6 +186,32 @@ class Act(NamedTuple):
     recommendation_id: str | None = None
 
 
+class Returned:
+    """What users returned: their events on these items until then do not count."""
+
+    def __init__(self, not_history: Collection[str]) -> None:
+        """Without returns yet; `not_history` is as in `sign_of`."""
+        self._not_history = not_history
+        self._signs: dict[str, Sign] = {}
+        self._last_ms: dict[tuple[str, str], int] = {}  # of a user and an item
+
+    def sign(self, name: str) -> Sign:
+        """`sign_of` events of a type."""
+        if name not in self._signs:
+            self._signs[name] = sign_of(name, self._not_history)
+        return self._signs[name]
+
+    def add(self, act: Act) -> None:
+        """Note an event, if it is a return."""
+        if self.sign(act.type) is Sign.RETURN:
+            before = self._last_ms.get((act.user, act.item), 0)
+            self._last_ms[act.user, act.item] = max(before, act.time_ms)
+
+    def has(self, user: str, item: str, time_ms: int) -> bool:
+        """Whether the user returned the item then or later."""
+        return time_ms <= self._last_ms.get((user, item), -1)
+
+
 @dataclass(frozen=True, slots=True)
 class Appended:
     """Outcome of a batch of events.

@@ -17,7 +17,7 @@ from recsys.serving.stores.records import Served
 
 HOUR_MS = 3_600_000
 ITEMS = 300
-SEEN_ONLY = ("impression", "dismiss")  # types that are no sign of interest
+SEEN_ONLY = ("impression", "dismiss", "return")  # types that are no sign of interest
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def world(seed, now, answers=60, events=90):
                 "event_id": f"e{n}",
                 "user": user,
                 "item": item,
-                "type": draw.choice(["click", "click", "purchase", "impression", "dismiss"]),
+                "type": draw.choice(["click", "click", "purchase", "return", *SEEN_ONLY[:2]]),
                 "timestamp": time_ms / 1000,
                 **({} if answer is None else {"recommendation_id": answer.recommendation_id}),
             }
@@ -88,9 +88,18 @@ async def test_figures_are_those_of_plain_python(client, seed):
 
     given = [one for one in given if one.time_ms >= since]
     sent = [one for one in sent if round(one["timestamp"] * 1000) >= since]
+    back = [event for event in sent if event["type"] == "return"]
+
+    def is_kept(event):
+        return event["type"] in SEEN_ONLY or not any(
+            (one["user"], one["item"]) == (event["user"], event["item"])
+            and one["timestamp"] >= event["timestamp"]
+            for one in back
+        )
+
     followed, chosen = {}, {}
     for one in given:
-        for event in sent:
+        for event in filter(is_kept, sent):
             late = round(event["timestamp"] * 1000) >= one.time_ms - HOUR_MS
             theirs = one.user is None or event["user"] == one.user
             if event.get("recommendation_id") == one.recommendation_id and late and theirs:
@@ -125,7 +134,7 @@ async def test_figures_are_those_of_plain_python(client, seed):
     assert {row["item_id"] for row in found["never_followed"]} <= ignored
     assert order == sorted((shown[item] for item in ignored), reverse=True)[: len(order)]
 
-    pairs = {(e["user"], e["item"]) for e in sent if e["type"] not in SEEN_ONLY}
+    pairs = {(e["user"], e["item"]) for e in filter(is_kept, sent) if e["type"] not in SEEN_ONLY}
     users = Counter(item for _, item in pairs)
     wanted = [row for row in found["never_shown"] if row["people"]]
     assert {row["item_id"] for row in wanted} == {item for item in users if item not in shown}
