@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +17,7 @@ from recsys.data.cleaning import RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
 from recsys.data.damage import Damage
 from recsys.data.first_rows import FirstRows
-from recsys.data.grouped_rows import filled_down
+from recsys.data.grouped_rows import LINE, filled_down, with_lines
 from recsys.data.guests import OTHER_ID
 from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import ItemCleaner
@@ -51,7 +50,6 @@ from recsys.event_names import is_denied, level
 MAX_TYPES = 255
 CLOCKS = ("clock", "clock hour", "clock minute")  # roles of what stands beside a date
 NO_TYPE = "(empty)"
-LINE = "\x1f line"  # the column of `_with_lines`
 
 
 @dataclass
@@ -166,8 +164,9 @@ class EventReader:
             cleaner = RowCleaner(
                 file.path, self.config.clean, rules, self.report, self.first.service
             )
-            rows = _with_lines(file, used, damage) if counts else file.batches(used, damage)
-            for batch in filled_down(rows, self.of_orders, self.report):
+            rows = file.batches(None if counts else used, damage)
+            rows = filled_down(rows, self.of_orders, self.report)
+            for batch in with_lines(rows, used, file) if counts else rows:
                 table = self._without_open_quotes(batch, file, damage)
                 table = self._split(table)
                 self.report.rows += table.num_rows
@@ -460,19 +459,6 @@ class EventReader:
         numbers = [self.types.index(name) if name in self.types else 0 for name in names]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])
-
-
-def _with_lines(file: TableFile, used: Set[str], damage: Damage) -> Iterator[pa.Table]:
-    """The used columns of a file, and `line`: a number that whole rows of it share if equal."""
-    with duckdb.connect(":memory:") as connection:
-        for rows in file.batches(damage=damage):
-            names = [f"c{number}" for number in range(rows.num_columns)]
-            connection.register("rows", rows.rename_columns(names))
-            path = str(file.path).replace("'", "''")
-            query = f"SELECT hash('{path}', {', '.join(names)}) AS line FROM rows"  # noqa: S608
-            line = connection.sql(query).to_arrow_table()["line"]
-            columns = [name for name in rows.column_names if name in used]
-            yield rows.select(columns).append_column(LINE, line)
 
 
 def _with_returns(types: pa.ChunkedArray | None, back: pa.ChunkedArray) -> pa.ChunkedArray:

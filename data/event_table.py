@@ -42,13 +42,15 @@ NUMBERED = KINDS | {"user": "INTEGER", "item": "INTEGER"}
 EQUAL = '"user", item, timestamp, nanosecond, rating, split, behaviour, quantity'
 PAIR = '"user", item'
 # Equal lines of orders each count, although one event stays of them. A row of another file, or one
-# that differs in what is not read, such as the payment, repeats a line.
+# of the same order that differs in what is not read, such as the payment, repeats a line.
 LINES = """
     CREATE TABLE lines AS
-    SELECT min(place) AS place, max(count) AS count, sum(count) AS rows FROM (
-        SELECT {columns}, min(rowid) AS place, count(*) AS count FROM events
-        WHERE quantity <> 0 GROUP BY {columns}, line
-    ) GROUP BY {columns} HAVING rows > 1
+    SELECT min(place) AS place, sum(count) AS count, sum(rows) AS rows FROM (
+        SELECT {columns}, min(place) AS place, max(count) AS count, sum(count) AS rows FROM (
+            SELECT {columns}, line, min(rowid) AS place, count(*) AS count FROM events
+            WHERE quantity <> 0 GROUP BY {columns}, line
+        ) GROUP BY {columns}, line >> 32
+    ) GROUP BY {columns} HAVING sum(rows) > 1
 """
 REPEATED = """
     SELECT place FROM (

@@ -1,18 +1,21 @@
-"""Fills in what exports that group the lines of an order write in its first line alone."""
+"""Lines of orders: those that are equal, and those that leave out what stands in the first one."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.data.column_words import EVENT_WORDS, is_of_later, rank
+from recsys.data.column_words import EVENT_WORDS, is_of_later, order, rank
+from recsys.data.opening import TableFile
 from recsys.data.report import Report
 
+LINE = "\x1f line"  # the name of the column `line`
 LEAST_BLANK = 0.2  # share of the rows that are below the first line of their order
 
 
@@ -57,6 +60,25 @@ def filled_down(
                 every = every.set_column(number, name, every[name].take(source))
         last = every.slice(every.num_rows - 1) if names else None
         yield every.slice(every.num_rows - rows.num_rows)
+
+
+def with_lines(parts: Iterable[pa.Table], used: Set[str], file: TableFile) -> Iterator[pa.Table]:
+    """The used columns of rows with all columns, and `line`, as in `RawData.events`."""
+    names = EVENT_WORDS["session"][:2]
+    orders = [name for name in file.names if rank(name, names) is not None]
+    orders.sort(key=lambda name: (name not in used, order(name, names)))
+    with duckdb.connect(":memory:") as engine:
+        for rows in parts:
+            columns = [f"c{number}" for number in range(rows.num_columns)]
+            own = [f"CAST(c{rows.column_names.index(name)} AS VARCHAR)" for name in orders[:1]]
+            engine.register("rows", rows.rename_columns(columns))
+            line = engine.execute(
+                f"SELECT (hash({', '.join(['0', *own])}) >> 32 << 32) "  # noqa: S608
+                f"| (hash($1, {', '.join(columns)}) >> 32) AS line FROM rows",
+                [str(file.path)],
+            ).to_arrow_table()
+            rows = rows.select([name for name in rows.column_names if name in used])
+            yield rows.append_column(LINE, line["line"])
 
 
 def _filled(column: pa.ChunkedArray) -> NDArray[np.bool_]:

@@ -179,7 +179,8 @@ class RawData:
             all are 0), `rating` (float32), `split` (uint8, `recsys.splits` labels), `behaviour`
             (uint8, the place of the type in `behaviours`), `quantity` (float32: pieces bought,
             negative pieces returned, 0 for a purchase that was returned as a whole, NaN where it is
-            not known) and `line` (uint64, the same where whole rows of one file are).
+            not known) and `line` (uint64, the same where whole rows of one file are; the upper half
+            is the same where orders are).
             Without timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
             item of `events`, and may have items without events.

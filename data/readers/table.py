@@ -100,7 +100,6 @@ def read(config: ReaderConfig) -> EventStream:
             roles = recognise_events(sample, chosen, described, times)
             roles |= other_ids(sample, roles, chosen)
             roles = refunds(sample, roles, chosen)
-            ask_about_returns(sample, roles, chosen)
         else:
             roles = mapped(sample, chosen, known["events"], of_items=False)
             before = known.get("unused", sample.table.column_names)
@@ -124,6 +123,8 @@ def read(config: ReaderConfig) -> EventStream:
                 sentence("lines_above", name=file.path.name, lines=examples(pa.array(file.above))),
             )
     check_names(sample, {match.column for match in roles.values()})
+    if known is None:  # nobody answers at night
+        ask_about_returns(sample, roles, chosen)
     unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
     report.mapping["day_second"] = next(iter(of_file.values())).day_second
