@@ -20,7 +20,7 @@ MISSING = frozenset(("", "null", "none", "nan", "undefined", "na", "nat", "nv"))
 ZEROS = re.compile(r"[0\s!-/:-@\[-`{-~]*$")  # also an empty date, such as 0000-00-00
 NO_DATE = re.compile(r"(0001|1753|1899|1900|1970)-(01|12)-(01|30|31)([T ]00:00|$)")
 MARKS = {"✓": True, "✔": True, "да": True, "нет": False}
-NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
+NUMBER = re.compile(r"-?\d{1,9}([.,]\d+)?", re.ASCII)
 
 
 def share_of_answers(texts: pa.ChunkedArray) -> float:
@@ -82,14 +82,11 @@ def read_available(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     Args:
         texts: words, or numbers of items in stock.
     """
-    encoded = texts.combine_chunks().dictionary_encode()
-    words = encoded.dictionary
-    known = []
-    for word in words.to_pylist():
-        key = normalised(word)
-        known.append(True if key in YES else False if key in NO else None)
-    number = pc.match_substring_regex(words, NUMBER)
-    digits = pc.replace_substring(pc.if_else(number, words, None), ",", ".")
-    stock = pc.greater(pc.cast(digits, pa.float64()), 0.0)
-    values = pc.coalesce(stock, pa.array(known, pa.bool_()))
-    return pa.chunked_array([values.take(encoded.indices)])
+
+    def read(text: str) -> bool | None:
+        if NUMBER.fullmatch(text):
+            return float(text.replace(",", ".")) > 0
+        key = normalised(text)
+        return True if key in YES else False if key in NO else None
+
+    return each_value(texts, read, pa.bool_())

@@ -22,7 +22,7 @@ from recsys.data.availability import (
     share_of_answers,
     share_of_plain_answers,
 )
-from recsys.data.cleaning import is_no_id
+from recsys.data.cleaning import is_no_id, is_placeholder
 from recsys.data.column_words import (
     EVENT_FIELDS,
     EVENT_WORDS,
@@ -35,11 +35,9 @@ from recsys.data.column_words import (
     rank,
     words,
 )
-from recsys.data.guests import is_placeholder
 from recsys.data.ids import SHORTENED
 from recsys.data.layouts import parts_repeat, refuse_without_header
-from recsys.data.numbers import NO_NUMBER
-from recsys.data.ratings import share_of_points
+from recsys.data.numbers import NO_NUMBER, share_of_points
 from recsys.data.report import sentence
 from recsys.data.returns import (
     are_codes,

@@ -13,17 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import each, is_missing, plain_answer
-from recsys.data.cleaning import RowCleaner, is_no_id
+from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
-from recsys.data.damage import Damage
+from recsys.data.files import Damage
 from recsys.data.first_rows import FirstRows
 from recsys.data.grouped_rows import LINE, filled_down, with_lines
-from recsys.data.guests import OTHER_ID
 from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.item_fields import FIELDS, LATEST, ItemFields, ids_of_names
+from recsys.data.numbers import read_ratings
 from recsys.data.opening import TableFile
-from recsys.data.ratings import read_ratings
 from recsys.data.raw import ReaderConfig, events_table
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.returns import (

@@ -1,17 +1,20 @@
 """Reads text, JSON and lines of outside files as UTF-8; errors name the file and the line.
 
-Gzip is recognised by the first bytes, not by the file name.
+Gzip is recognised by the first bytes, not by the file name. `Damage` counts rows that cannot be
+read.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -249,3 +252,37 @@ def read_integer_lines(path: Path) -> list[list[int]]:
                 odd = next(t for t in re.split("[ \t\r]+", line) if not _INTEGERS.fullmatch(t))
                 raise DataError(sentence("no_integers", path=path, row=row, shown=odd[:40]))
     return [[int(token) for token in line.split()] for line in text.split("\n") if line.strip()]
+
+
+@dataclass
+class Damage:
+    """Rows of a file that could not be read.
+
+    Attributes:
+        rows: number of damaged rows.
+        examples: the first few, as line and content.
+        good: number of rows that were read.
+    """
+
+    rows: int = 0
+    examples: list[str] = field(default_factory=list)
+    good: int = 0
+
+    def add(self, line: int | None, text: str, rows: int = 1) -> None:
+        """Count damaged rows, of which `text` is the first."""
+        self.rows += rows
+        if len(self.examples) < 3:
+            where = f"line {line}: " if line else ""
+            self.examples.append(f"{where}{text[:60]}")
+
+    def check(self, path: Path, share: float) -> None:
+        """Refuse a file of which more than a share of the rows is damaged.
+
+        Raises:
+            DataError: it is; the message shows the first damaged row.
+        """
+        damaged = self.rows / max(self.rows + self.good, 1)
+        if damaged > share:
+            said = {"every": self.rows + self.good, "shown": "; ".join(self.examples[:1])}
+            enough = math.ceil(100 * damaged) / 100
+            raise DataError(sentence("damaged", path=path, rows=self.rows, share=enough, **said))

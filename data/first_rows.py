@@ -11,11 +11,10 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.cleaning import CleanConfig, is_no_id
+from recsys.data.cleaning import OTHER_ID, CleanConfig, is_no_id, placeholders
 from recsys.data.column_notes import items_below_0, items_of
 from recsys.data.column_words import EVENT_WORDS, rank
 from recsys.data.columns import recognise_items
-from recsys.data.guests import OTHER_ID, placeholders
 from recsys.data.layouts import ItemCells, item_cells
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig

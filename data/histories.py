@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.behaviours import Types, choose_types, report_types
-from recsys.data.cleaning import CleanConfig
-from recsys.data.guests import (
+from recsys.data.cleaning import (
     NUMBER_FACTOR,
     NUMBERS,
     PERCENTILE,
     PLACEHOLDER_SHARE,
+    CleanConfig,
     is_placeholder,
 )
 from recsys.data.report import EXAMPLES, Report, sentence
@@ -344,7 +345,7 @@ def pieces_left(
         item: (n,) dense.
         signed: (n,) pieces that each row adds; `-inf` takes all.
     """
-    pair = np.unique(_pairs(user, item), return_inverse=True)[1]
+    pair = pd.DataFrame({"user": user, "item": item}).groupby(["user", "item"]).ngroup().to_numpy()
     order = np.argsort(pair, kind="stable")
     pair = pair[order]
     starts = np.flatnonzero(np.diff(pair, prepend=-1))
@@ -362,23 +363,17 @@ def before_negative(
     user: NDArray[np.int64], item: NDArray[np.int64], negative: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """(n,) whether a row comes before a negative event of the same user on the same item."""
-    pair = _pairs(user, item)
-    rows = np.flatnonzero(negative)
-    if not len(rows):
-        return negative
-    pairs, first = np.unique(pair[rows][::-1], return_index=True)
-    last = rows[::-1][first]
-    position = np.searchsorted(pairs, pair).clip(max=len(pairs) - 1)
-    return np.asarray((pairs[position] == pair) & (np.arange(len(pair)) <= last[position]))
+    row = np.arange(len(user))
+    last = pd.Series(np.where(negative, row, -1)).groupby([user, item]).transform("max")
+    return np.asarray(row <= last.to_numpy())
 
 
 def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.bool_]) -> Columns:
     """The chosen negative events, as `Cleaned.disliked`."""
-    pair = _pairs(columns["user"], columns["item"])
-    _, from_end, number = np.unique(pair[::-1], return_index=True, return_inverse=True)
-    last = negative[len(pair) - 1 - from_end]  # of each pair's last event
+    pairs = pd.Series(negative).groupby([columns["user"], columns["item"]])
+    last = pairs.transform("last").to_numpy(bool)
     disliked = {n: columns[n][chosen] for n in ("user", "item", "timestamp") if n in columns}
-    return disliked | {"stands": last[number[::-1]][chosen]}
+    return disliked | {"stands": last[chosen]}
 
 
 def _rest(
@@ -388,13 +383,14 @@ def _rest(
     left: NDArray[np.float64],
 ) -> Columns:
     """`Cleaned.pieces`: of the pairs with rows to keep, of which `bought` are purchases."""
-    pair = _pairs(columns["user"], columns["item"])
-    _, from_end, number = np.unique(pair[::-1], return_index=True, return_inverse=True)
-    last, number = len(pair) - 1 - from_end, number[::-1]
-    events, rows = (np.bincount(number, rows, len(last)) for rows in (bought, keep))
-    rest = last[(left[last] != events) & (rows > 0)]
-    return {n: columns[n][rest] for n in ("user", "item")} | {
-        "pieces": left[rest].astype(np.float32)
+    rows = pd.DataFrame({n: columns[n] for n in ("user", "item")})
+    rows = rows.assign(events=bought, keep=keep, pieces=left).groupby(["user", "item"])
+    pairs = rows.agg({"events": "sum", "keep": "any", "pieces": "last"}).reset_index()
+    pairs = pairs[pairs["keep"] & (pairs["pieces"] != pairs["events"])]
+    return {
+        "user": pairs["user"].to_numpy(columns["user"].dtype),
+        "item": pairs["item"].to_numpy(columns["item"].dtype),
+        "pieces": pairs["pieces"].to_numpy(np.float32),
     }
 
 
@@ -402,11 +398,6 @@ def _none(columns: Columns) -> Columns:
     """No disliked items, with the columns of `_disliked`."""
     nothing = {n: columns[n][:0] for n in ("user", "item", "timestamp") if n in columns}
     return nothing | {"stands": np.zeros(0, np.bool_)}
-
-
-def _pairs(user: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n,) a number for each pair of user and item."""
-    return np.asarray((user.astype(np.int64) - user[0]) * (int(item.max()) + 1) + item)
 
 
 def _examples(users: NDArray[np.bool_], facts: Facts) -> list[str]:

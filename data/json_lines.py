@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank
-from recsys.data.damage import Damage
+from recsys.data.files import Damage
 from recsys.data.report import sentence
 from recsys.data.texts import as_text
 from recsys.errors import DataError

@@ -26,7 +26,7 @@ from recsys.data.opening import TableFile, open_table
 from recsys.data.report import sentence
 from recsys.data.sample import Sample, share_of
 from recsys.data.spreadsheets import is_spreadsheet
-from recsys.data.texts import as_text, examples
+from recsys.data.texts import as_text, each_value, examples
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 
@@ -337,19 +337,17 @@ class ItemCells(NamedTuple):
     mark: str | None
     numbers: str | None
 
-    def split(self, table: pa.Table, name: str) -> tuple[pa.Table, pa.Array, pa.Array]:
+    def split(self, table: pa.Table, name: str) -> tuple[pa.Table, pa.ChunkedArray, pa.Array]:
         """One row for each item of the cells of a column, without numbers of pieces.
 
         Returns:
             the rows, the cells that had several items, and the items that had a number.
         """
-        cells = pc.fill_null(as_text(table[name]), "").combine_chunks()
-        texts = cells
+        texts = cells = pc.fill_null(as_text(table[name]), "")
         if self.mark is not None:
-            encoded = cells.dictionary_encode()
-            words = [DIVIDED.join(_parts(w, self.mark)) for w in encoded.dictionary.to_pylist()]
-            texts = pa.array(words, pa.string()).take(encoded.indices)
-        parts = pc.split_pattern(texts, DIVIDED)
+            mark = self.mark
+            texts = each_value(cells, lambda w: DIVIDED.join(_parts(w, mark)), pa.string())
+        parts = pc.split_pattern(texts.combine_chunks(), DIVIDED)
         items, rows = pc.utf8_trim_whitespace(pc.list_flatten(parts)), pc.list_parent_indices(parts)
         several = cells.filter(pc.greater(pc.list_value_length(parts), 1))
         numbered = items[:0]

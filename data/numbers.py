@@ -1,11 +1,14 @@
-"""Reads columns of numbers and prices: a column is one if its texts survive being written again.
+"""Reads columns of numbers, prices and ratings.
 
-Codes such as `007`, `1E2` and numbers of 19 digits are texts. A few values that are no numbers,
-such as `N/A`, are missing in a column of numbers; the caller counts them.
+A column is one of numbers if its texts survive being written again. Codes such as `007`, `1E2` and
+numbers of 19 digits are texts. A few values that are no numbers, such as `N/A`, are missing in a
+column of numbers; the caller counts them. Ratings may be yes and no, and texts such as
+`4 out of 5 stars` and `★★★★☆`.
 """
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -14,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from recsys.data.availability import read_available
 from recsys.data.column_words import WORDS
-from recsys.data.texts import NOTHING
+from recsys.data.texts import NOTHING, each_value
 
 INTEGER = r"^[+-]?(0|[1-9]\d{0,17})$"  # any such number fits in 64 bits
 PLAIN = (
@@ -261,3 +265,40 @@ def read_amounts(bare: pa.Array, marks: str = "", *, thousand: bool = True) -> p
             read = pc.replace_substring(bare, mark, "" if reading[mark] else ".")
             result = pc.coalesce(result, pc.if_else(mine, read, None))
     return pc.cast(pc.replace_substring(result, "+", ""), pa.float64())
+
+
+RATING = re.compile(
+    r"(-?\d{1,9}(?:[.,]\d*)?)\s*(?:(?:/|out of|of|von|sur|de|su|van)\s*\d{1,3}(?:[.,]0+)?)?"
+    r"\s*(?:(?:stars?|sternen?|sterne|stern|etoiles?|étoiles?|estrellas?|stelle?|sterren|points?|punkte?)"
+    r"(?: rating)?)?",
+    re.IGNORECASE,
+)
+FULL, EMPTY = "★⭐", "☆✩\ufe0f"  # the last one chooses how the sign before it is drawn
+
+
+def read_ratings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Ratings as numbers: (rows,) float32, null where a text is missing or no rating.
+
+    Yes and no are 1 and 0.
+
+    >>> said = pa.chunked_array([["4.0 out of 5 stars", "1/5", "★★★☆☆", "3,5", "no", "good"]])
+    >>> read_ratings(said).to_pylist()
+    [4.0, 1.0, 3.0, 3.5, 0.0, None]
+    """
+    answers = pc.cast(read_available(texts), pa.float32())
+    return pc.coalesce(each_value(texts, _points, pa.float32()), answers)
+
+
+def share_of_points(texts: pa.ChunkedArray) -> float:
+    """The share of texts that are a number of points or of stars, without yes and no."""
+    points = each_value(texts, _points, pa.float32())
+    return 1 - points.null_count / len(points) if len(points) else 0.0
+
+
+def _points(text: str) -> float | None:
+    match = RATING.fullmatch(text)
+    if match is not None:
+        return float(match[1].replace(",", "."))
+    if text and not set(text) - set(FULL + EMPTY):
+        return float(sum(text.count(star) for star in FULL))
+    return None

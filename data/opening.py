@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from recsys.data.damage import Damage
 from recsys.data.dialect import (
     BEHIND,
     WithDoubledQuotes,
@@ -35,7 +34,7 @@ from recsys.data.dialect import (
     lines_above,
     names_of_values,
 )
-from recsys.data.files import GZIP, check_gzip
+from recsys.data.files import GZIP, Damage, check_gzip
 from recsys.data.json_lines import (
     Field,
     explode_records,
@@ -471,11 +470,9 @@ def _encoding(path: Path, head: bytes, compression: str | None) -> str:
     if head.count(0) > MAX_NULS * len(head):
         raise DataError(sentence("many_zero_bytes", path=path))
     for encoding in ("utf-8", "cp1252"):
-        decoder = codecs.getincrementaldecoder(encoding)()
         try:
-            for block in _blocks(path, compression):
-                decoder.decode(block)
-            decoder.decode(b"", final=True)
+            for _ in codecs.iterdecode(_blocks(path, compression), encoding):
+                pass
         except UnicodeDecodeError:
             continue
         if encoding != "utf-8":

@@ -20,6 +20,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data.availability import each
 from recsys.data.column_words import pattern, words
 from recsys.data.report import sentence
 from recsys.errors import DataError
@@ -34,6 +35,7 @@ CONTEXT = words("beside_no_products")
 KINDS_OF_LINES = re.compile("(line|position|zeile|itemiz).*(type|typ|art|kind)")
 KINDS_OF_ITEMS = re.compile("type|typ|art|kind|tipo")  # where one of the kinds is that of items
 MOST_KINDS = 20
+DIVIDED = "\x1f"  # between the id and the title of a line
 Says = Literal["sure", "weak", "part", "some"]
 
 
@@ -109,33 +111,18 @@ class ServiceLines:
             events: `item`, and if known `title` and `named`, which is true for rows that the
                 settings name.
         """
-        ids = pc.fill_null(events["item"], "").combine_chunks().dictionary_encode()
-        titles = pa.array([""] * len(ids), pa.string())
+        items, titles = pc.fill_null(events["item"], ""), pa.scalar("")
         if "title" in events.column_names:
-            titles = pc.fill_null(events["title"], "").combine_chunks()
-        titles = titles.dictionary_encode()
-        pairs = pa.table([ids.indices, titles.indices], ["id", "title"])
-        distinct = pairs.group_by(["id", "title"], use_threads=False).aggregate([]).to_pydict()
-        texts = ids.dictionary.to_pylist(), titles.dictionary.to_pylist()
-        lines = [
-            (i, t) for i, t in zip(*distinct.values(), strict=True)
-            if self.is_service(texts[0][i], texts[1][t])
-        ]  # fmt: skip
-        key = pc.add(pc.multiply(pc.cast(ids.indices, pa.int64()), len(texts[1])), titles.indices)
-        chosen = pa.array([i * len(texts[1]) + t for i, t in lines], pa.int64())
-        bad = pc.is_in(key, value_set=chosen)
+            titles = pc.fill_null(events["title"], "")
+        lines = pc.binary_join_element_wise(items, titles, DIVIDED)
+        bad = each(lines, lambda line: self.is_service(*line.split(DIVIDED)))
         if "named" in events.column_names:
-            products = pa.array([i for i in texts[0] if self._is_product(i)], pa.string())
-            kept = pc.is_in(events["item"], value_set=products)
-            bad = pc.or_(bad, pc.and_not(events["named"], kept).combine_chunks())
-        named = pa.array([texts[0][i] for i, t in zip(*distinct.values(), strict=True)
-                          if self._recognises and not {says(texts[0][i]), says(texts[1][t])}
-                          .isdisjoint(("sure", "weak"))], pa.string())  # fmt: skip
-        left = pc.and_(pc.invert(bad), pc.is_in(events["item"], value_set=named))
+            bad = pc.or_(bad, pc.and_not(events["named"], each(items, self._is_product)))
+        left = pc.and_not(each(lines, self._is_named), bad)
         for counter, rows in ((self.dropped, bad), (self.kept, left)):
             for row in pc.value_counts(events["item"].filter(rows)).to_pylist():
                 counter[row["values"]] += row["counts"]
-        return pa.chunked_array([bad])
+        return bad
 
     def is_service(self, item: str, title: str = "") -> bool:
         """Whether an item is no product, by its id or its title."""
@@ -155,6 +142,10 @@ class ServiceLines:
         if ("sure" in said and self.orders) or (item in self.below_0 - self.described):
             return True
         return not said.isdisjoint(("sure", "weak")) and self._stands_out(item)
+
+    def _is_named(self, line: str) -> bool:
+        said = {says(text) for text in line.split(DIVIDED)}
+        return self._recognises and not said.isdisjoint(("sure", "weak"))
 
     def _is_product(self, item: str) -> bool:
         return any(pattern.match(item) for pattern in self._products)

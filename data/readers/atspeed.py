@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from recsys.data.files import is_cut, read_integer_lines
-from recsys.data.item_texts import numbered_items, read_item_texts
+from recsys.data.item_texts import numbered_items, read_index, read_item_texts
 from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
 from recsys.data.report import sentence
-from recsys.data.semantic_index import read_index
 from recsys.errors import ConfigError, DataError
 from recsys.splits import LABELS
 

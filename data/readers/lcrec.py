@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.files import MAX_DIGITS, find_one, read_json
-from recsys.data.item_texts import ItemText, numbered_items, read_item_texts
+from recsys.data.item_texts import ItemText, aligned, numbered_items, read_index, read_item_texts
 from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
 from recsys.data.report import sentence
-from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
 SUFFIX = ".inter.json"

@@ -3,7 +3,7 @@
 Item attributes are read from `Beauty_item2attributes.json` beside it, if it exists; their names are
 not published. Titles and semantic IDs may come from LC-Rec files of the same data set, in which
 every id is smaller by one (`Yelp.item.json`, `Beauty.index.json`), and keywords for titles from
-IDGenRec (`recsys.data.idgenrec`).
+IDGenRec (`recsys.data.item_texts`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recsys.data import idgenrec
 from recsys.data.files import is_cut, number, read_integer_lines, read_json
-from recsys.data.item_texts import ItemText, names, numbered_items, read_item_texts
+from recsys.data.item_texts import (
+    KEYWORDS,
+    ItemText,
+    aligned,
+    names,
+    numbered_items,
+    read_index,
+    read_item_texts,
+    read_keywords,
+    sequences_beside,
+)
 from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
-from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
 # Share of items whose description lists one category per attribute; all but one in the Yelp file.
@@ -37,8 +45,8 @@ def files(config: ReaderConfig) -> dict[str, Path]:
         "items": config.items,
         "index": config.index,
     }
-    if config.items is not None and config.items.name.endswith(idgenrec.SUFFIXES):
-        paths["sequences"] = idgenrec.sequences_beside(config.items)
+    if config.items is not None and config.items.name.endswith(KEYWORDS):
+        paths["sequences"] = sequences_beside(config.items)
     return {role: path for role, path in paths.items() if path is not None}
 
 
@@ -59,7 +67,7 @@ def read(config: ReaderConfig) -> EventStream:
     events = np.fromiter(chain.from_iterable(line[1:] for line in lines), np.int64)
     numbered = _read_attributes(paths["attributes"]) if "attributes" in paths else {}
     if "sequences" in paths:
-        described = idgenrec.read_keywords(paths["items"], paths["sequences"], lengths, events)
+        described = read_keywords(paths["items"], paths["sequences"], lengths, events)
     else:
         described = {n + 1: item for n, item in read_item_texts(paths.get("items")).items()}
     numbers = np.unique([*np.unique(events).tolist(), *numbered, *described])

@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
+from recsys.data.cleaning import other_ids
 from recsys.data.column_notes import (
     ask_about_returns,
     ignored_availability,
@@ -33,11 +34,10 @@ from recsys.data.columns import (
     recognise_events,
     recognise_items,
 )
-from recsys.data.damage import Damage
 from recsys.data.event_rows import EventReader
+from recsys.data.files import Damage
 from recsys.data.first_rows import look_at
 from recsys.data.grouped_rows import columns_of_orders, filled_down
-from recsys.data.guests import other_ids
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.item_fields import ItemFields

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from recsys.data.files import read_integer_lines, read_lines
-from recsys.data.item_texts import read_item_texts
-from recsys.data.semantic_index import aligned, read_index
+from recsys.data.item_texts import aligned, read_index, read_item_texts
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recsys.data.columns import recognise_events
-from recsys.data.damage import Damage
+from recsys.data.files import Damage
 from recsys.data.opening import BLOCK, find_tables, open_table
 from recsys.data.sample import Sample
 from recsys.data.time_formats import TimeRules
