@@ -123,13 +123,11 @@ def recognise_events(
     known = None if items is None else _best_ids(items, chosen)
     doubts: dict[str, list[str]] = {}
 
-    def fits(role: str) -> Callable[[str], bool]:
-        return lambda name: _content_agrees(role, name, sample, rules)
-
     for role in IN_ORDER:
+        fits = partial(_content_agrees, role, sample, rules)
         if role in roles or chosen.get(role) is not None:
             continue
-        ranked = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
+        ranked = _by_name(role, EVENT_WORDS[role], sample, roles, fits)
         if role == "item" and known is not None:
             ranked = _by_overlap(ranked, _unnamed(sample, roles, EVENT_WORDS), sample, known)
         if role == "item" and len(ranked) > 1:
@@ -145,19 +143,8 @@ def recognise_events(
             ranked = _codes_beside_titles(ranked, sample, roles)
         own = [pair for pair in ranked if role != "timestamp" or not is_of_later(pair[1])]
         if role in ("timestamp", "behaviour", "user") and not own:
-            tests: dict[str, Callable[[str], bool]] = {
-                "timestamp": lambda n: (
-                    fits("timestamp")(n)
-                    and not is_of_later(n)
-                    and share_of(sample.texts(n), DOCUMENT) < SURE_SHARE
-                ),
-                "behaviour": partial(_is_kind, sample),
-                "user": lambda n: (
-                    fits("user")(n) and share_of(sample.texts(n), EMAIL) >= SURE_SHARE
-                ),
-            }
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
-            own = [(0, name) for name in once if tests[role](name)]
+            own = [(0, name) for name in once if _is_unnamed(role, sample, rules, name)]
         ranked = own or ranked  # `updated_at` is the time where there is no other
         doubts |= _take(role, _without_twins(ranked, sample), roles, EVENT_WORDS[role], sample)
     _take_clock(sample, chosen, roles)
@@ -247,7 +234,7 @@ def check_new_columns(
         for name in free_columns(sample, roles):
             fits = role == "behaviour" and _is_kind(sample, name)
             if name not in before and rank(name, EVENT_WORDS[role]) is not None:
-                fits = fits or _content_agrees(role, name, sample, rules)
+                fits = fits or _content_agrees(role, sample, rules, name)
             back = values_of_returns(name, sample.texts(name))
             unread = role == "taken_back" and name not in before and len(back) > 0
             if fits or (unread and not is_of_a_user(name)):
@@ -288,15 +275,13 @@ def recognise_items(
         roles = mapped(sample, chosen, mapping, of_items=True)
         names = {role: ITEM_WORDS[role] for role in ITEM_WORDS if "available" in role}
 
-    def fits(role: str) -> Callable[[str], bool]:
-        return lambda name: _content_agrees(role, name, sample, rules)
-
     if "id" not in roles and chosen.get("item") in sample.table.column_names:
         roles["id"] = Found(item, "named in the settings")
     for role, groups in names.items():
         if role in roles or chosen.get(role) == NO_COLUMN:
             continue
-        ranked = _by_name(role, groups, sample, roles, fits(role))
+        fits = partial(_content_agrees, role, sample, rules)
+        ranked = _by_name(role, groups, sample, roles, fits)
         if role == "id":
             ranked = _by_overlap(ranked, _unnamed(sample, roles, ITEM_WORDS), sample, events)
         if role == "title" and not ranked and "id" in roles:
@@ -350,6 +335,18 @@ def _take_fields(
     if "item" not in roles and "title" in roles and named_items and not bare:
         title = roles.pop("title").column
         roles["item"] = Found(title, "there are no item ids, so the names stand for the items")
+
+
+def _is_unnamed(role: str, sample: Sample, rules: TimeRules, name: str) -> bool:
+    """Whether a column with any name has a role by its content."""
+    values = sample.texts(name)
+    if role == "behaviour":
+        return _is_kind(sample, name)
+    if role == "user" and share_of(values, EMAIL) < SURE_SHARE:
+        return False
+    if role == "timestamp" and (is_of_later(name) or share_of(values, DOCUMENT) >= SURE_SHARE):
+        return False
+    return _content_agrees(role, sample, rules, name)
 
 
 def _is_kind(sample: Sample, name: str) -> bool:
@@ -619,7 +616,7 @@ def clocks_beside_dates(sample: Sample, roles: Roles) -> dict[str, bool]:
     return clocks
 
 
-def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> bool:
+def _content_agrees(role: str, sample: Sample, rules: TimeRules, name: str) -> bool:
     """Whether the values of a column can have a role."""
     values = sample.texts(name)
     if role in ("timestamp", "available_from", "available_until"):

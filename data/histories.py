@@ -345,17 +345,12 @@ def pieces_left(
         item: (n,) dense.
         signed: (n,) pieces that each row adds; `-inf` takes all.
     """
-    pair = pd.DataFrame({"user": user, "item": item}).groupby(["user", "item"]).ngroup().to_numpy()
-    order = np.argsort(pair, kind="stable")
-    pair = pair[order]
-    starts = np.flatnonzero(np.diff(pair, prepend=-1))
-    step = np.arange(len(pair)) - starts[pair]  # of each row in its pair
-    by_step = np.argsort(step, kind="stable")
-    ends = np.cumsum(np.bincount(step))
-    left, now = np.zeros(len(pair)), np.zeros(len(starts))
+    pairs = pd.DataFrame({"user": user, "item": item}).groupby(["user", "item"])
+    pair, step = pairs.ngroup().to_numpy(), pairs.cumcount().to_numpy()  # of each row in its pair
+    by_step, ends = np.argsort(step, kind="stable"), np.cumsum(np.bincount(step))
+    left, now = np.zeros(len(pair)), np.zeros(pair.max(initial=-1) + 1)
     for rows in np.split(by_step, ends[:-1]):  # the first rows of all pairs, the second ones, ...
-        now[pair[rows]] = np.maximum(0, now[pair[rows]] + signed[order[rows]])
-        left[order[rows]] = now[pair[rows]]
+        left[rows] = now[pair[rows]] = np.maximum(0, now[pair[rows]] + signed[rows])
     return left
 
 

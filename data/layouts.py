@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,23 +171,19 @@ def _without_items(file: TableFile) -> Layout | None:
         return None
     cells = [PAIR.findall(cell) for cell in ([] if is_wide else texts[inside[0]].to_pylist())]
     fields = dict.fromkeys(name for cell in cells for name, _ in cell)
-    order = [] if _has_role("session", others) else ["order"]
 
-    def rows() -> Iterator[list[Any]]:
-        every = (row for batch in file.batches() for row in batch.to_pylist())
-        for number, row in enumerate(every, 1):
-            cell = {name: str("" if row[name] is None else row[name]) for name in inside}
-            before = [*([number] if order else []), *map(row.get, others)]
-            if is_wide:
-                some = [(n, text) for n, text in cell.items() if not re.match(NO_PIECES, text)]
-                yield from ([*before, n, text if text[0].isdigit() else 1] for n, text in some)
-            else:
-                records = (dict(PAIR.findall(part)) for part in cell[inside[0]].split("|"))
-                yield from ([*before, *map(record.get, fields)] for record in records)
+    def records(row: Mapping[str, Any]) -> Iterator[list[Any]]:
+        cell = {name: str("" if row[name] is None else row[name]) for name in inside}
+        if is_wide:
+            some = [(n, text) for n, text in cell.items() if not re.match(NO_PIECES, text)]
+            yield from ([n, text if text[0].isdigit() else 1] for n, text in some)
+        else:
+            named = (dict(PAIR.findall(part)) for part in cell[inside[0]].split("|"))
+            yield from ([*map(record.get, fields)] for record in named)
 
     said = {"first": inside[0], "last": inside[-1], "shown": examples(texts[inside[0]])[:60]}
     key, names = ("columns_of_items", ["item", "quantity"]) if is_wide else ("fields", [*fields])
-    return Layout(key, [*order, *others, *names], rows(), said)
+    return _with_records_of(file, key, names, others, records, said)
 
 
 def _bought(name: str, values: pa.ChunkedArray, sample: Sample) -> int | None:
@@ -225,17 +221,34 @@ def _with_numbers(file: TableFile, numbers: Mapping[str, Mapping[str, str]]) -> 
     named = [name for columns in numbers.values() for name in columns]
     others = [name for name in file.names if name not in named]
     bases = dict.fromkeys(base for columns in numbers.values() for base in columns.values())
-    order = [] if _has_role("session", others) else ["order"]
-    orders = (row for batch in file.batches() for row in batch.to_pylist())
-    rows = (
-        [*([count] if order else []), *map(row.get, others), *map(values.get, bases)]
-        for count, row in enumerate(orders, 1)
-        for columns in numbers.values()
-        if (values := {base: row[name] for name, base in columns.items()})
-        and any(values[base] for base in values if ITEMS.match(base.lower()))
-    )
+
+    def records(row: Mapping[str, Any]) -> Iterator[list[Any]]:
+        for columns in numbers.values():
+            values = {base: row[name] for name, base in columns.items()}
+            if any(values[base] for base in values if ITEMS.match(base.lower())):
+                yield [*map(values.get, bases)]
+
     said = {"first": named[0], "last": named[-1]}
-    return Layout("wide", [*order, *others, *bases], rows, said)
+    return _with_records_of(file, "wide", [*bases], others, records, said)
+
+
+def _with_records_of(
+    file: TableFile,
+    key: str,
+    names: list[str],
+    others: list[str],
+    records: Callable[[Mapping[str, Any]], Iterable[list[Any]]],
+    said: Mapping[str, Any],
+) -> Layout:
+    """A row for each record of a row: the values of the other columns, and those of `names`."""
+    order = [] if _has_role("session", others) else ["order"]
+    every = (row for batch in file.batches() for row in batch.to_pylist())
+    rows = (
+        [*([number] if order else []), *map(row.get, others), *record]
+        for number, row in enumerate(every, 1)
+        for record in records(row)
+    )
+    return Layout(key, [*order, *others, *names], rows, said)
 
 
 def _numbered(names: list[str]) -> dict[str, dict[str, str]]:

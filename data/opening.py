@@ -393,6 +393,11 @@ def _markup(path: Path, text: str) -> DataError:
     return DataError(sentence("xml", path=path, command=command))
 
 
+def is_table(file: Path) -> bool:
+    """Whether a file has the name of a table, perhaps of a compressed one."""
+    return not SUFFIXES.isdisjoint(suffix.lower() for suffix in file.suffixes)
+
+
 def find_tables(path: Path) -> list[Path]:
     """The file at `path`, or all files of a folder, which must be of one kind, by name.
 
@@ -403,9 +408,9 @@ def find_tables(path: Path) -> list[Path]:
         return [path]
     kinds: dict[str, list[Path]] = {}
     for file in sorted(path.iterdir()):
-        suffixes = [suffix.lower() for suffix in file.suffixes if suffix.lower() in SUFFIXES]
-        if suffixes and file.is_file() and not file.name.startswith((".", "_")):
-            kinds.setdefault(suffixes[-1], []).append(file)
+        if is_table(file) and file.is_file() and not file.name.startswith((".", "_")):
+            suffixes = [suffix.lower() for suffix in file.suffixes]
+            kinds.setdefault([s for s in suffixes if s in SUFFIXES][-1], []).append(file)
     if len(kinds) != 1:
         contents = f"has files of several kinds ({', '.join(kinds)})" if kinds else "has no tables"
         raise DataError(sentence("folder_of_kinds", path=path, contents=contents))

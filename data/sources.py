@@ -18,13 +18,12 @@ import pyarrow.parquet as pq
 
 from recsys.artifacts import Workspace
 from recsys.data.column_words import words
+from recsys.data.opening import SUFFIXES, is_table
 from recsys.data.report import sentence
 from recsys.errors import ConfigError, DataError
 from recsys.progress import say
 from recsys.raw_files import find_raw
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
-PACKED = (".gz",)
 # Words in the name of a file that say what it holds.
 EVENT_WORDS, ITEM_WORDS = words("files_of_events"), words("files_of_items")
 
@@ -76,7 +75,7 @@ def _take_apart(folder: Path, named: Path | None) -> Tables:
     """Events and items of a folder, by the names of its files; the items may be `named`."""
     files = _files(folder)
     if not files:
-        raise ConfigError(f"EVENTS: {folder} has no files of {', '.join(SUFFIXES)}")
+        raise ConfigError(f"EVENTS: {folder} has no files of {', '.join(sorted(SUFFIXES))}")
     events = [file for file in files if _words(file) & EVENT_WORDS and file != named]
     items = [file for file in files if _words(file) & ITEM_WORDS and file not in events]
     if named is not None:
@@ -100,12 +99,8 @@ def _files(folder: Path) -> list[Path]:
     return [
         file
         for file in sorted(folder.iterdir())
-        if file.is_file() and not file.name.startswith(".") and _suffix(file) in SUFFIXES
+        if file.is_file() and not file.name.startswith(".") and is_table(file)
     ]
-
-
-def _suffix(file: Path) -> str:
-    return (Path(file.stem) if file.suffix in PACKED else file).suffix.lower()
 
 
 def _words(file: Path) -> set[str]:

@@ -128,22 +128,14 @@ def _table(
     )
 
 
-def _json(text: str, path: Path, line: int) -> dict[str, Any]:
-    return check_record(parsed(json.loads, text, path, line), path, line)
-
-
-def _literal(text: str, path: Path, line: int) -> dict[str, Any]:
-    fault = "neither JSON nor a Python literal"
-    return check_record(parsed(ast.literal_eval, text, path, line, fault), path, line)
-
-
 def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place and record of each line; the first line determines the format."""
-    read = _json
+    parse, fault = json.loads, "not valid JSON"
     for line, text in read_lines(path):
         if line == 1 and text.startswith("{'"):
-            read = _literal
-        yield f"{path}:{line}", read(text, path, line)
+            parse, fault = ast.literal_eval, "neither JSON nor a Python literal"
+        record = check_record(parsed(parse, text, path, line, fault), path, line)
+        yield f"{path}:{line}", record
 
 
 def _catalog(path: Path | None, events: pa.Table) -> ItemCatalog:
