@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, NonNegativeInt
@@ -269,30 +270,19 @@ def placeholders(users: pa.ChunkedArray, orders: pa.ChunkedArray | None = None) 
         users: (rows,) string.
         orders: (rows,) string, the order of each row; an id with very many of all orders is one.
     """
-    counts = {row["values"]: row["counts"] for row in pc.value_counts(users).to_pylist()}
-    counts = {name: count for name, count in counts.items() if name}
-    persons = [n for name, n in counts.items() if name not in NUMBERS and not is_placeholder(name)]
-    usual = float(np.quantile(persons, PERCENTILE, method="lower")) if persons else 0.0
-    placeholders_by_name = [
-        name
-        for name, count in counts.items()
-        if is_placeholder(name)
-        or (name in NUMBERS and count > max(NUMBER_FACTOR * usual, PLACEHOLDER_SHARE * len(users)))
-    ]
+    counts = users.to_pandas().value_counts(sort=False).drop("", errors="ignore")
+    by_name, numbers = counts.index.map(is_placeholder), counts.index.isin(NUMBERS)
+    persons = counts[~(by_name.to_numpy(bool) | numbers)]
+    usual = float(np.quantile(persons, PERCENTILE, method="lower")) if len(persons) else 0.0
+    many = counts > max(NUMBER_FACTOR * usual, PLACEHOLDER_SHARE * len(users))
+    names = counts.index[by_name.to_numpy(bool) | (numbers & many)].tolist()
     if orders is None or len(persons) < ENOUGH_USERS:
-        return placeholders_by_name
-    pairs = pa.table([users, orders], ["user", "order"]).group_by(["user", "order"]).aggregate([])
-    of_user = pc.value_counts(pairs["user"].drop_null())
-    most = max(
-        SHARE_OF_ORDERS * pairs.num_rows,
-        ORDERS_FACTOR * float(np.quantile(of_user.field("counts"), PERCENTILE, method="lower")),
-    )
-    many = (
-        of_user.filter(pc.greater_equal(of_user.field("counts"), most)).field("values").to_pylist()
-    )
-    return placeholders_by_name + [
-        name for name in many if name and name not in placeholders_by_name
-    ]
+        return names
+    pairs = pd.DataFrame({"user": users.to_pandas(), "order": orders.to_pandas()}).drop_duplicates()
+    of_user = pairs["user"].value_counts(sort=False)
+    usual_orders = float(np.quantile(of_user, PERCENTILE, method="lower"))
+    most = max(SHARE_OF_ORDERS * len(pairs), ORDERS_FACTOR * usual_orders)
+    return names + [n for n in of_user.index[of_user >= most] if n and n not in names]
 
 
 def other_ids(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> Roles:

@@ -137,7 +137,7 @@ def recognise_events(
             names = sample.table.column_names
             titled = any(rank(n, EVENT_FIELDS["title"]) == 0 for n in names)
             ranked = [] if titled else ranked
-        if role == "item" and not _only(ranked):
+        if role == "item" and ranked:
             ranked = _without_titles(ranked, sample)
         if role == "item" and known is None:
             ranked = _codes_beside_titles(ranked, sample, roles)
@@ -529,11 +529,6 @@ def _best_ids(items: Sample, chosen: Mapping[str, str | None]) -> pa.ChunkedArra
     parts = [items.texts(name) for name in names if items.counts[name] == 1]
     chunks = [chunk for part in parts for chunk in part.chunks]
     return pa.chunked_array(chunks, pa.string())
-
-
-def _only(ranked: list[tuple[int, str]]) -> bool:
-    """Whether one candidate is surer than all others."""
-    return len(ranked) == 1 or (len(ranked) > 1 and ranked[0][0] < ranked[1][0])
 
 
 def _take(

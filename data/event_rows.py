@@ -19,8 +19,7 @@ from recsys.data.files import Damage
 from recsys.data.first_rows import FirstRows
 from recsys.data.grouped_rows import LINE, filled_down, with_lines
 from recsys.data.ids import IdForms, refuse_lost_digits
-from recsys.data.item_cleaning import ItemCleaner
-from recsys.data.item_fields import FIELDS, LATEST, ItemFields, ids_of_names
+from recsys.data.item_cleaning import FIELDS, LATEST, ItemCleaner, ItemFields, ids_of_names
 from recsys.data.numbers import read_ratings
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig, events_table
@@ -204,10 +203,7 @@ class EventReader:
             if role in self.roles:
                 column = table[self.roles[role].column]
                 long = pc.match_substring(pc.utf8_trim_whitespace(column), "\n")
-                if pc.any(long).as_py():
-                    for text in column.filter(long).to_pylist():
-                        damage.add(None, text, text.count("\n") + 1)
-                    table = table.filter(pc.invert(long))
+                table = damage.drop(table, column, pc.fill_null(long, False))
         return table
 
     def _canonical(
@@ -307,17 +303,9 @@ class EventReader:
         path: Path,
         of_orders: Mapping[str, pa.ChunkedArray] | None,
     ) -> tuple[list[pa.ChunkedArray], list[pa.ChunkedArray], pa.ChunkedArray | pa.Scalar]:
-        """What the columns of marks and states say of each row.
+        """Masks of rows that were returned, and cancelled, and the lines of returns themselves.
 
-        Args:
-            column: role -> values of the file.
-            path: of the file.
-            of_orders: `user` and `timestamp`, where rows are lines of orders, so that a state that
-                stands in the first line counts for the others; None otherwise.
-
-        Returns:
-            masks of rows that were returned, masks of rows that were cancelled, and whether a row
-            is itself the line of a return.
+        The users and times of orders (`of_orders`) show of which lines the first one has a state.
         """
         returned: list[pa.ChunkedArray] = []
         cancelled: list[pa.ChunkedArray] = []

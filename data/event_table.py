@@ -245,18 +245,17 @@ class EventTable:
         if policy == "keep-first":
             self._delete(f"rowid IN ({REPEATED.format(columns=PAIR)})")
         elif policy != "keep" and "timestamp" in self.columns:
-            self._drop_equal()
+            counts = "quantity" in self.columns
+            if counts:
+                self._run(LINES.format(columns=EQUAL))
+            self._delete(f"rowid IN ({REPEATED.format(columns=EQUAL)})")
+            if counts:
+                self._add_pieces()
         self.columns.discard("line")
         self.counts["duplicate_rows_dropped"] += rows - self.rows
 
-    def _drop_equal(self) -> None:
-        """Drop all but the first of equal rows, which gets the pieces of all."""
-        repeated = f"rowid IN ({REPEATED.format(columns=EQUAL)})"
-        if "quantity" not in self.columns:
-            self._delete(repeated)
-            return
-        self._run(LINES.format(columns=EQUAL))
-        self._delete(repeated)
+    def _add_pieces(self) -> None:
+        """Give each row that stays the pieces of its equal `lines`."""
         self._run(
             "UPDATE events SET quantity = quantity * count FROM lines "
             "WHERE events.rowid = lines.place"

@@ -19,6 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from recsys.data.report import sentence
 from recsys.errors import DataError
 
@@ -274,6 +277,14 @@ class Damage:
         if len(self.examples) < 3:
             where = f"line {line}: " if line else ""
             self.examples.append(f"{where}{text[:60]}")
+
+    def drop(self, table: pa.Table, texts: pa.ChunkedArray, bad: pa.ChunkedArray) -> pa.Table:
+        """Count the rows whose text in a column is bad, with the lines in it; return the others."""
+        if not pc.any(bad).as_py():
+            return table
+        for text in texts.filter(bad).to_pylist():
+            self.add(None, text, text.count("\n") + 1)
+        return table.filter(pc.invert(bad))
 
     def check(self, path: Path, share: float) -> None:
         """Refuse a file of which more than a share of the rows is damaged.

@@ -179,7 +179,7 @@ class HistoryCleaner:
             left = pieces_left(columns["user"], columns["item"], signed)
             partial |= negative & (left > 0)
         columns, keep = self._merge(columns | {"behaviour": types}, negative)
-        disliked = _none(columns)
+        disliked = _disliked(columns, np.zeros(len(types), np.bool_), negative)
         if self._config.applies("negative_feedback") and negative.any():
             negative &= ~partial
             keep = self._remove("partial_returns_dropped", columns, keep, partial)
@@ -387,12 +387,6 @@ def _rest(
         "item": pairs["item"].to_numpy(columns["item"].dtype),
         "pieces": pairs["pieces"].to_numpy(np.float32),
     }
-
-
-def _none(columns: Columns) -> Columns:
-    """No disliked items, with the columns of `_disliked`."""
-    nothing = {n: columns[n][:0] for n in ("user", "item", "timestamp") if n in columns}
-    return nothing | {"stands": np.zeros(0, np.bool_)}
 
 
 def _examples(users: NDArray[np.bool_], facts: Facts) -> list[str]:

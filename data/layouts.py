@@ -444,17 +444,9 @@ def parts_repeat(values: pa.ChunkedArray) -> bool:
 def _divides(
     mark: str, name: str, counts: Mapping[str, int], ids: set[str], is_plural: bool
 ) -> str | None:
-    """The mark, if it divides items in cells; None if it does not.
+    """The mark, if it divides items in cells (`counts` of their rows); None if it does not.
 
-    Args:
-        mark: to look at.
-        name: of the column.
-        counts: cell -> rows.
-        ids: of the items file; empty without one.
-        is_plural: whether the name of the column says that there are several items.
-
-    Raises:
-        DataError: it may divide items.
+    The name of the column may be a plural. A DataError says that the mark may divide items.
     """
     several = [c for c in counts if (re.match(LIST, c) if mark == LISTS else mark in c.strip())]
     rows, every = sum(counts[cell] for cell in several), sum(counts.values())
@@ -501,14 +493,9 @@ def _bare(part: str) -> str:
 def _numbers(path: Path, name: str, parts: Mapping[str, int], *, is_list: bool) -> str | None:
     """Where numbers of pieces stand beside items; None if there are none.
 
-    Args:
-        path: of the file, for errors.
-        name: of the column.
-        parts: item, perhaps with a number -> rows.
-        is_list: whether cells hold several items.
+    The `parts` are items, perhaps with such numbers, and their rows.
 
-    Raises:
-        DataError: a number below 1, which may be a return.
+    A DataError says that a number is below 1, which may be a return.
     """
     for position, form in NUMBERS.items():
         matches = {part: match for part in parts if (match := re.match(form, part))}

@@ -249,10 +249,7 @@ class TableFile:
         for position in range(table.num_columns):
             texts = table.column(position)
             open_quote = pc.fill_null(pc.match_substring_regex(texts, rows), False)
-            if pc.any(open_quote).as_py():
-                for text in texts.filter(open_quote).to_pylist():
-                    damage.add(None, text, text.count("\n") + 1)
-                table = table.filter(pc.invert(open_quote))
+            table = damage.drop(table, texts, open_quote)
         return table
 
     def _json(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
@@ -283,9 +280,7 @@ def _without_values_behind(table: pa.Table, damage: Damage) -> pa.Table:
     """Rows without a value behind the last column, which has no name."""
     for name in [name for name in table.column_names if name.startswith(BEHIND)]:
         bad = pc.fill_null(pc.not_equal(table[name], ""), False)
-        for text in table[name].filter(bad).to_pylist():
-            damage.add(None, text)
-        table = table.drop_columns(name).filter(pc.invert(bad))
+        table = damage.drop(table, table[name], bad).drop_columns(name)
     return table
 
 

@@ -295,9 +295,7 @@ def _rules(config: DataConfig) -> Rules:
 
 
 def _dates(config: DataConfig) -> tuple[int, int] | None:
-    if config.dates is None:
-        return None
-    return _seconds(config.dates[0]), _seconds(config.dates[1])
+    return None if config.dates is None else (_seconds(config.dates[0]), _seconds(config.dates[1]))
 
 
 def _seconds(moment: object) -> int:

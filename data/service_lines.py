@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -237,15 +238,12 @@ def order_shares(
         orders: columns that together tell the orders apart.
         items: the item of each row; empty where it is missing.
     """
-    names = [f"order{number}" for number in range(len(orders))]
-    rows = pa.table([*orders, items], [*names, "item"])
-    rows = rows.filter(pc.not_equal(pc.fill_null(rows["item"], ""), ""))
-    lines = rows.group_by([*names, "item"]).aggregate([])
-    total = lines.group_by(names).aggregate([]).num_rows
-    counts = {row["values"]: row["counts"] for row in pc.value_counts(lines["item"]).to_pylist()}
-    numbered = sum(n for item, n in counts.items() if any(sign.isdigit() for sign in item))
-    digits = numbered / max(lines.num_rows, 1)
+    lines = pd.DataFrame({f"order{n}": order.to_pandas() for n, order in enumerate(orders)})
+    keys = list(lines.columns)
+    lines = lines.assign(item=items.to_pandas()).drop_duplicates()
+    lines = lines[lines["item"].fillna("") != ""]
+    total, counts = len(lines[keys].drop_duplicates()), lines["item"].value_counts(sort=False)
+    digits = counts[counts.index.str.contains(r"\d")].sum() / max(len(lines), 1)
     if total < ENOUGH_ORDERS:
-        return {}, digits
-    shares = {item: count / total for item, count in counts.items() if count >= MANY * total}
-    return shares, digits
+        return {}, float(digits)
+    return (counts[counts >= MANY * total] / total).to_dict(), float(digits)

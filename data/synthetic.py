@@ -264,15 +264,8 @@ def _choose(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Draw the next volume or a companion of a recent item, or an item from browsing.
 
-    Args:
-        shop: the catalog.
-        people: preferences.
-        who: (n,) the customers who choose.
-        before: (n, step) their earlier purchases, -1 where an event was dropped.
-        rng: random generator.
-
-    Returns:
-        an item for each of `who`, and whether it is a next volume.
+    Of (n,) customers with (n, step) earlier purchases, which are -1 where an event was dropped, it
+    gives (n,) items, and whether each is a next volume.
     """
     item = _browse(shop, people, who, rng)
     step = before.shape[1]

@@ -151,13 +151,6 @@ def with_clocks(
     return pc.binary_join_element_wise(days, clocks, " ", null_handling="replace")
 
 
-def read_times(
-    column: pa.ChunkedArray, rules: TimeRules, counts: Counter[str] | None = None
-) -> pa.ChunkedArray:
-    """The unix seconds of `read_moments`."""
-    return read_moments(column, rules, counts).second
-
-
 def read_moments(
     column: pa.ChunkedArray,
     rules: TimeRules,
@@ -386,7 +379,7 @@ def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, fl
         day_second = rules.day_second or order.day_second
         rules = replace(rules, day_first=order.day_first is not False, year_first=order.year_first,
                         day_second=day_second)  # fmt: skip
-    seconds = read_times(filled, rules)
+    seconds = read_moments(filled, rules).second
     possible = pc.greater_equal(seconds, EARLIEST)
     return 1 - seconds.null_count / len(filled), (pc.sum(possible).as_py() or 0) / len(filled)
 

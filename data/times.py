@@ -46,19 +46,12 @@ def constant(value: bool, rows: int) -> pa.ChunkedArray:
 def of_timestamps(column: pa.ChunkedArray) -> Moments:
     """Arrow's dates and timestamps; those without a zone are in UTC."""
     is_date = constant(pa.types.is_date(column.type), len(column))
-    per_second = 1
-    if pa.types.is_timestamp(column.type):
-        per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
-        values = pc.cast(column, pa.int64())
-    else:
-        values = pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
-    second = pc.divide(values, per_second)
-    below = pc.subtract(values, pc.multiply(second, per_second))
-    early = pc.less(below, 0)  # Arrow divides towards zero
-    second = pc.if_else(early, pc.subtract(second, 1), second)
-    below = pc.if_else(early, pc.add(below, per_second), below)
-    nanosecond = pc.multiply(pc.fill_null(below, 0), BILLION // per_second)
-    return Moments(second, pc.cast(nanosecond, pa.int32()), is_date)
+    if pa.types.is_date(column.type):
+        column = pc.cast(column, pa.timestamp("s"), safe=False)
+    below = pc.round(pc.multiply(pc.subsecond(column), BILLION))
+    whole = pc.cast(pc.floor_temporal(column, unit="second"), pa.timestamp("s", column.type.tz))
+    nanosecond = pc.cast(pc.fill_null(below, 0), pa.int32())
+    return Moments(pc.cast(whole, pa.int64()), nanosecond, is_date)
 
 
 def of_digits(texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray | None]:

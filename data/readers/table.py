@@ -39,8 +39,7 @@ from recsys.data.files import Damage
 from recsys.data.first_rows import look_at
 from recsys.data.grouped_rows import columns_of_orders, filled_down
 from recsys.data.ids import IdForms
-from recsys.data.item_cleaning import ItemCleaner
-from recsys.data.item_fields import ItemFields
+from recsys.data.item_cleaning import ItemCleaner, ItemFields
 from recsys.data.layouts import refuse_other_layouts, refuse_without_header
 from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig

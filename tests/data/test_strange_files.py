@@ -21,7 +21,7 @@ from recsys import cli
 from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.data.spreadsheets import _formats_with_zeros
-from recsys.data.time_formats import TimeRules, read_times
+from recsys.data.time_formats import TimeRules, read_moments
 from recsys.dataset import Dataset
 from recsys.errors import DataError
 from recsys.retraining.news import _read_files
@@ -159,7 +159,7 @@ def test_a_last_day_that_is_written_as_midnight_ends_with_the_day(shop, last, is
 )  # fmt: skip
 def test_times_in_an_hour_that_is_skipped_stay_apart(zone, moment, before):
     texts = pa.chunked_array([[moment.format(n) for n in range(60)]])
-    seconds = read_times(texts, TimeRules("auto", zone, None, 0)).to_pylist()
+    seconds = read_moments(texts, TimeRules("auto", zone, None, 0)).second.to_pylist()
     start = calendar.timegm(time.strptime(before, "%Y-%m-%d %H:%M:%S"))
     assert seconds == [start + 60 * n for n in range(60)]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recsys.data.time_formats import (
     TimeRules,
     find_zones,
-    read_times,
+    read_moments,
     share_of_times,
     show_day_first,
 )
@@ -22,7 +22,7 @@ TEN = 1_714_557_600  # 2024-05-01 10:00:00 UTC
 
 def read(text: str | None, zone: str = "UTC", day_first: bool | None = True) -> int | None:
     rules = TimeRules("auto", zone, day_first, 1.75e9)
-    return read_times(pa.chunked_array([[text, "2024-01-01"]]), rules)[0].as_py()
+    return read_moments(pa.chunked_array([[text, "2024-01-01"]]), rules).second[0].as_py()
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,10 @@ def test_hours_that_a_change_of_clocks_skips_or_doubles_are_counted(form, counte
     texts = pa.chunked_array([[form.format(n) for n in range(60)] + ["2026-01-01 02:30"]])
     rules, counts = TimeRules("auto", "Europe/Berlin", True, 0), Counter()
     if arrow:
-        texts = read_times(texts, TimeRules("auto", "UTC", True, 0)).cast(pa.timestamp("s"))
-    read_times(texts, rules, counts)
+        texts = read_moments(texts, TimeRules("auto", "UTC", True, 0)).second.cast(
+            pa.timestamp("s")
+        )
+    read_moments(texts, rules, counts)
     assert (counts["times_in_a_skipped_hour"], counts["times_in_a_doubled_hour"]) == counted
 
 
@@ -123,7 +125,7 @@ def test_short_dates_begin_with_the_year_where_only_the_last_number_changes_much
     order = show_day_first([column])
     assert (order.seen, order.day_first, order.year_first) == (True, None, True)
     rules = TimeRules("auto", "UTC", None, 1.8e9, order.year_first)
-    assert read_times(column, rules).to_pylist() == [read(day) for day in days]
+    assert read_moments(column, rules).second.to_pylist() == [read(day) for day in days]
 
 
 @given(st.datetimes(min_value=__import__("datetime").datetime(1990, 1, 1)))
@@ -136,9 +138,9 @@ def test_arrow_types_are_times_too() -> None:
     rules = TimeRules("auto", "UTC", None, 0)
     for kind in (pa.timestamp("us"), pa.timestamp("ms", "Europe/Berlin")):
         column = pa.chunked_array([pa.array([TEN], pa.timestamp("s")).cast(kind)])
-        assert read_times(column, rules).to_pylist() == [TEN]
-    assert read_times(pa.chunked_array([[TEN, None]]), rules).to_pylist() == [TEN, None]
-    assert read_times(pa.chunked_array([[[1]]]), rules).to_pylist() == [None]
+        assert read_moments(column, rules).second.to_pylist() == [TEN]
+    assert read_moments(pa.chunked_array([[TEN, None]]), rules).second.to_pylist() == [TEN, None]
+    assert read_moments(pa.chunked_array([[[1]]]), rules).second.to_pylist() == [None]
 
 
 def test_small_numbers_are_no_times_of_events() -> None:
