@@ -1,8 +1,9 @@
 """Stage `retrieval`: fits neighbours, popularity and item vectors, and the reranker.
 
-Everything but the reranker is fitted on training events alone. The reranker is then fitted on
-validation users, who are decoded once, as in serving: without items that are unavailable now. Users
-whose next item is one of these are left out. Where a part of the reranker ranks better alone, that
+Everything but the reranker is counted on training events alone; the rules of counting pairs are
+chosen on validation users (`recsys.retrieval.pair_search`). The reranker is then fitted on these
+users, who are decoded once, as in serving: without items that are unavailable now. Users whose next
+item is one of these are left out. Where a part of the reranker ranks better alone, that
 part is served (`recsys.training.reranking`). What is served has counted all events, those of
 validation and test too; what was counted of training events is kept beside it for the evaluation.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
-from scipy import sparse
 
 from recsys.artifacts import Workspace
 from recsys.availability import available_items
@@ -27,19 +27,21 @@ from recsys.bundle import ITEM_ENCODER
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
-from recsys.evaluation.baselines import fit_baselines, of_available
+from recsys.evaluation.baselines import PAIR_RULES, fit_baselines, of_available
 from recsys.listing import candidate_rows, items_of_rows
 from recsys.live import build_trie
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
 from recsys.retrieval import (
     ItemItem,
+    PairRules,
     Pool,
     Reranker,
     Retrieval,
     VectorIndex,
     decayed_counts,
     digest,
+    search_rules,
 )
 from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
@@ -59,7 +61,7 @@ KIND = "retrieval"
 BATCH = 64
 LEAST_DECODED = 128  # validation users who are decoded even if the time is spent
 # The parts of the stage's time by whose ends these are done.
-NEAR, DECODED, CHOSEN, FITTED_TO_NEW = 0.25, 0.5, 0.75, 0.95
+RULES, DECODED, CHOSEN, FITTED_TO_NEW = 0.25, 0.5, 0.75, 0.95
 SHARE_NEW = 0.2  # of the items, treated as new to fit the weights for such items
 USERS_NEW = 3000  # validation users for it, at most
 
@@ -96,7 +98,10 @@ def stage(context: Context) -> Path:
     dataset = Dataset.load(workspace.dataset)
     start = time.perf_counter()
     content = sasrec.features(context, dataset) if config.vectors else None
-    retrieval, served = fit(dataset, config, workspace.run("ids"), content, by(NEAR))
+    examples = dataset.validation()
+    size = len(dataset.item_ids)
+    rules = search_rules(dataset.train_histories, size, examples, by(RULES))
+    retrieval, served = fit(dataset, config, rules, workspace.run("ids"), content)
     available = available_items(dataset.items, int(time.time()))
     if available is not None and not available.any():
         say(
@@ -106,8 +111,8 @@ def stage(context: Context) -> Path:
             "ignore a column"
         )
         available = None
-    examples = dataset.validation().servable(available).sample(config.users)
-    info: dict[str, Any] = {"fitted_on": "train"}
+    examples = examples.servable(available).sample(config.users)
+    info: dict[str, Any] = {"fitted_on": "train", "pair_rules": asdict(rules)}
     if len(examples):
         if known is not None:
             retrieval = replace(retrieval, sasrec=known[0])
@@ -115,8 +120,8 @@ def stage(context: Context) -> Path:
         candidates, alone, examples = decode_candidates(
             retrieval, examples, config, target, available=available, end=by(DECODED)
         )
-        size = len(dataset.item_ids)
         parts = fit_baselines(dataset.train_histories, size)
+        parts[PAIR_RULES] = retrieval.item_item
         if known is not None:
             parts["SASRec"] = known[0]
         parts = of_available(parts, available)
@@ -145,52 +150,47 @@ def stage(context: Context) -> Path:
 def fit(
     dataset: Dataset,
     config: RetrievalConfig,
+    rules: PairRules,
     ids: Path,
     content: NDArray[np.float32] | None = None,
-    end: float = math.inf,
 ) -> tuple[Retrieval, Retrieval]:
     """Fit neighbours, popularity and vectors without a blend, on training and on all events.
 
     Args:
         dataset: canonical data.
         config: the settings.
+        rules: of counting pairs.
         ids: the run's `ids` artifact, which may have features.
         content: (items, F) further features with the same weight, or None.
-        end: when the search for near items ends at the latest, by `time.monotonic`.
     """
-    features, vectors, near = ids / "features.npy", None, None
+    features, vectors = ids / "features.npy", None
     known = [np.load(features, allow_pickle=False)] if features.is_file() else []
     known += [] if content is None else [content]
     if config.vectors and known:
         parts = [VectorIndex.of(part).vectors for part in known]
         vectors = VectorIndex.of(np.concatenate(parts, axis=1))
-        if config.near_share:
-            near = vectors.neighbours(config.near, end)
     words = ContentIndex.of(dataset.items)
     everything = replace(dataset, split=np.full_like(dataset.split, TRAIN))
     trained, served = (
-        replace(_count(events, config, near), vectors=vectors, content=words)
+        replace(_count(events, config, rules), vectors=vectors, content=words)
         for events in (dataset, everything)
     )
     return trained, served
 
 
-def _count(dataset: Dataset, config: RetrievalConfig, near: sparse.csr_array | None) -> Retrieval:
-    """What is counted of the training events; `near` (items, items) are similar items."""
+def _count(dataset: Dataset, config: RetrievalConfig, rules: PairRules) -> Retrieval:
+    """What is counted of the training events."""
     events, size = dataset.interactions, len(dataset.item_ids)
     trained = dataset.split == TRAIN
     histories = dataset.train_histories
-    item_item = ItemItem.directional(histories, size, target_damping=config.target_damping)
-    if near is not None:
-        item_item = item_item.with_near(near, config.near_share)
     times = events.timestamp[trained] if events.has_time else None
     counts = partial(decayed_counts, events.item[trained], size, timestamps=times)
     span = 0.0 if times is None or not len(times) else float(np.ptp(times)) / DAY
     return Retrieval(
-        item_item,
+        ItemItem.count(histories, size, rules),
         counts(),
         config.smoothing,
-        types=EventTypes.of(histories, dataset.is_target[trained], size, dataset.behaviours),
+        types=EventTypes.of(histories, dataset.is_target[trained], size, dataset.behaviours, rules),
         recent=counts(half_life_days=RECENT_SHARE * span) if span else None,
         fitted_on=digest(histories),
     )

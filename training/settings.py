@@ -448,18 +448,11 @@ class DraftConfig(SupervisedConfig):
 class RetrievalConfig:
     """Section `retrieval`."""
 
-    target_damping: float = 0.0
-    """How much the weight of a pair is reduced for a popular following item
-    (`ItemItem.directional`)."""
     smoothing: float = internal(default=0.03)
     """Share of popularity in p_retrieval (`recsys.retrieval.Retrieval`)."""
     vectors: bool = internal(default=True)
     """Store item vectors: the features that the semantic IDs were learned from, and the features of
     SASRec, as far as the run has them."""
-    near: PositiveInt = 50
-    """Number of nearest items by vectors that share each item's weight."""
-    near_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of an item's weight that they get (`ItemItem.with_near`)."""
     candidates: NonNegativeInt = 40
     """Items that item-item proposes to the reranker; each further source proposes half as many, and
     popularity a quarter."""

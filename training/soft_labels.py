@@ -1,6 +1,6 @@
 """Soft labels: distributions over further items for each training event, from another model.
 
-One source is the item-item model of retrieval (`ItemItem.directional`). The counts of the user are
+One source is the item-item model `DIRECTIONAL`. The counts of the user are
 subtracted from it, because they contain the pair to be learned, and a teacher that has seen the
 answer teaches memorisation. The other source is SASRec, whose dropout of 0.5 limits memorisation.
 Labels are over dense items, not codes.
@@ -20,9 +20,8 @@ from scipy import sparse
 from recsys.interactions import Histories
 from recsys.progress import track
 from recsys.retrieval import ItemItem, SasRec
-from recsys.retrieval.item_item import best_of
+from recsys.retrieval.item_item import DIRECTIONAL, best_of
 
-WINDOW, DAMPING = 5, 0.5  # of the item-item model
 EVENTS_AT_A_TIME = 2048  # limits memory: each event has a few hundred neighbours
 LEAST = 1e-6  # smaller evidence is a rounding error of the subtraction
 
@@ -52,9 +51,7 @@ class SoftLabels:
             minutes: as of `of_sasrec`.
         """
         end = _end(minutes)
-        model = ItemItem.directional(
-            histories, num_items, window=WINDOW, source_damping=DAMPING, target_damping=0.0
-        )
+        model = ItemItem.count(histories, num_items, DIRECTIONAL)
         events = len(histories.items)
         items = np.full((events, k), -1, np.int32)
         shares = np.zeros((events, k), np.float32)
@@ -130,15 +127,15 @@ def _without_own(
     """(asked, items) evidence for unseen items before each event, without the user's own counts.
 
     The user's own counts of unseen items come from pairs of an earlier event and the asked or a
-    later event, at most `WINDOW` apart, which count 1/gap.
+    later event, at most `DIRECTIONAL.window` apart, which count 1/gap.
     """
     user = histories.rows
     taken, event = _before(histories, asked)
     line, age = taken.rows, asked[taken.rows] - 1 - event
     evidence = model.score(taken, exclude_seen=True)
-    counts = np.bincount(histories.items, minlength=evidence.shape[1]).clip(1)
-    weight = model.decay**age * counts[histories.items[event]].astype(np.float64) ** -DAMPING
-    gap = np.arange(1, WINDOW + 1)[:, None]
+    source, _ = DIRECTIONAL.scales(np.bincount(histories.items, minlength=evidence.shape[1]))
+    weight = model.decay**age * source[histories.items[event]]
+    gap = np.arange(1, DIRECTIONAL.window + 1)[:, None]
     later = np.minimum(event + gap, len(user) - 1)
     own = (event + gap < len(user)) & (user[later] == user[event]) & (age < gap)
     positions = (np.broadcast_to(line, own.shape)[own], histories.items[later[own]])

@@ -1,4 +1,4 @@
-"""Baselines: two item-item models, and trivial heuristics that a benchmark should not be solved by.
+"""Baselines: item-item models, and trivial heuristics that a benchmark should not be solved by.
 
 All are fitted on training events only. On the test split, their histories include the validation
 event, as the model's do, but they are not fitted on it.
@@ -11,14 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from recsys.evaluation.protocol import Ranker
 from recsys.interactions import Histories
-from recsys.retrieval import ItemItem, decayed_counts
+from recsys.retrieval import ItemItem, PairRules, decayed_counts
 from recsys.retrieval.popularity import DAY, RECENT_SHARE
 
 RECENT, REPEATS = "recent popularity", "repeats"
-"""Baselines that know nothing but counts, the last item, or the history itself."""
+PAIR_RULES = "pair rules"
+SUCCESSORS = PairRules(window=1, reverse=0.0, source_damping=0.0, decay=1e-4)
+"""How often each item came directly after the last item; earlier items only break ties."""
 MOST_HIDDEN = 1 << 23  # pairs of a user and an unavailable item at once
 
 
@@ -132,7 +135,9 @@ def of_available(
 def fit_baselines(
     histories: Histories, num_items: int, timestamps: NDArray[np.int64] | None = None
 ) -> dict[str, Ranker]:
-    """Fit all baselines on training histories; the keys are their names in reports.
+    """Fit baselines on training histories; the keys are their names in reports.
+
+    The one by the pair rules of the data set, `PAIR_RULES`, is not among them.
 
     Args:
         histories: training events.
@@ -143,8 +148,8 @@ def fit_baselines(
     trivial = _fit_heuristics(histories, num_items, timestamps)
     return {
         "popularity": trivial.pop("popularity"),
-        "item-kNN": ItemItem.cosine(histories, num_items),
-        "directional": ItemItem.directional(histories, num_items),
+        "item-kNN": item_knn(histories, num_items),
+        "directional": ItemItem.count(histories, num_items),
         **trivial,
     }
 
@@ -155,7 +160,7 @@ def _fit_heuristics(
     """Fit the trivial baselines, in time linear in the events; see `fit_baselines`."""
     found: dict[str, Ranker] = {
         "popularity": Popularity.fit(histories, num_items),
-        "successors": _successors(histories, num_items),
+        "successors": ItemItem.count(histories, num_items, SUCCESSORS),
     }
     span = 0 if timestamps is None or not len(timestamps) else int(np.ptp(timestamps))
     if span:
@@ -172,8 +177,18 @@ def _fit_heuristics(
     return found
 
 
-def _successors(histories: Histories, num_items: int) -> ItemItem:
-    """How often each item came directly after the last item; earlier items only break ties."""
-    return ItemItem.directional(
-        histories, num_items, window=1, reverse=0.0, source_damping=0.0, decay=1e-4
+def item_knn(
+    histories: Histories, num_items: int, *, shrink: float = 10.0, decay: float = 0.7
+) -> ItemItem:
+    """Item-kNN: common users over `sqrt(users of a * users of b) + shrink`; 0 for a = b."""
+    shape = (len(histories), num_items)
+    taken = sparse.csr_array(
+        (np.ones(len(histories.items)), (histories.rows, histories.items)), shape=shape
     )
+    taken.data[:] = 1  # a user counts once per item
+    users = np.bincount(taken.indices, minlength=num_items).astype(np.float64)
+    common = (taken.T @ taken).tocoo()
+    a, b = common.coords
+    similarity = np.where(a == b, 0, common.data / (np.sqrt(users[a] * users[b]) + shrink))
+    shape = (num_items, num_items)
+    return ItemItem.of(sparse.csr_array((similarity, (a, b)), shape=shape), decay)

@@ -24,7 +24,7 @@ from recsys.dataset import Dataset, Examples
 from recsys.devices import CPU, choose_device, is_large, typical_seconds
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
-from recsys.evaluation.baselines import fit_baselines, of_available
+from recsys.evaluation.baselines import PAIR_RULES, fit_baselines, of_available
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
 from recsys.evaluation.protocol import (
     COLD,
@@ -43,6 +43,7 @@ from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say
 from recsys.recommender import Recommender
+from recsys.retrieval import ItemItem, search_rules
 from recsys.retrieval.reranker import LEAST_USERS
 from recsys.semantic_ids.report import health
 
@@ -194,8 +195,13 @@ def _write(
         available = None if alive.all() else alive
         warnings += _few_users(bundle_path, known is not None)
         trained, times = dataset.train_histories, dataset.train_times
-        others = fit_baselines(trained, len(dataset.item_ids), times)
-        if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
+        size = len(dataset.item_ids)
+        if known is None:
+            pairs = ItemItem.count(trained, size, search_rules(trained, size, dataset.validation()))
+        else:
+            pairs = known.item_item
+        others = fit_baselines(trained, size, times) | {PAIR_RULES: pairs}
+        if (taught_by := load_sasrec(bundle_path, size)) is not None:
             others["SASRec"] = taught_by
         others = of_available(others, available)
         everyone = select(dataset, config, available)

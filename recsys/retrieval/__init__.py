@@ -4,7 +4,9 @@ This package does not import torch.
 """
 
 from recsys.retrieval.item_item import ItemItem as ItemItem
+from recsys.retrieval.item_item import PairRules as PairRules
 from recsys.retrieval.later import LaterItems as LaterItems
+from recsys.retrieval.pair_search import search_rules as search_rules
 from recsys.retrieval.pool import Pool as Pool
 from recsys.retrieval.pool import Proposals as Proposals
 from recsys.retrieval.popularity import decayed_counts as decayed_counts
@@ -19,6 +21,7 @@ __all__ = [
     "Candidates",
     "ItemItem",
     "LaterItems",
+    "PairRules",
     "Pool",
     "Proposals",
     "Reranker",
@@ -27,4 +30,5 @@ __all__ = [
     "VectorIndex",
     "decayed_counts",
     "digest",
+    "search_rules",
 ]

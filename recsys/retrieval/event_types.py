@@ -7,7 +7,7 @@ item in a history. It does not rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +22,7 @@ from recsys.interactions import (
     Histories,
     count_as_seen,
 )
-from recsys.retrieval.item_item import ItemItem
+from recsys.retrieval.item_item import ItemItem, PairRules
 from recsys.retrieval.rows import Entries, WeightedItems
 
 SEEN_DECAY = 0.8  # of the events of a history on a candidate itself
@@ -34,7 +34,7 @@ class EventTypes:
 
     Attributes:
         behaviours: the types; `Histories.behaviours` numbers them.
-        to_targets: scores of items by the target events that followed (`ItemItem.to_targets`).
+        to_targets: scores of items by the target events that followed.
         counts: (items,) float64 target events.
     """
 
@@ -57,6 +57,7 @@ class EventTypes:
         is_target: NDArray[np.bool_],
         size: int,
         behaviours: tuple[Behaviour, ...],
+        rules: PairRules,
     ) -> EventTypes | None:
         """Count what leads to target events, `is_target` among those of the histories.
 
@@ -65,7 +66,8 @@ class EventTypes:
         if not behaviours:
             return None
         counts = np.bincount(histories.items[is_target], minlength=size).astype(np.float64)
-        return cls(behaviours, ItemItem.to_targets(histories, is_target, size), counts)
+        to_targets = ItemItem.count(histories, size, replace(rules, reverse=0.0), is_target)
+        return cls(behaviours, to_targets, counts)
 
     def __len__(self) -> int:
         return len(self.counts)

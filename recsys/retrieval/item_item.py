@@ -6,7 +6,7 @@ no dense row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,51 @@ from recsys.interactions import Histories
 from recsys.retrieval.rows import Entries, WeightedItems
 
 USERS_AT_A_TIME = 2048  # bounds memory, as each user has a few hundred neighbours
+
+
+@dataclass(frozen=True)
+class PairRules:
+    """Which pairs of events count, and how much.
+
+    A pair of an event of item a and a later one of item b, `gap` events apart, counts
+    `gap**-fading` for b given a, and `reverse` times as much for a given b. The sum is divided by
+    `(events of a + source_offset)**source_damping`, so that popular items in the history do not
+    dominate, and by `(events of b + target_offset)**target_damping`, which favours rare items.
+
+    Attributes:
+        window: largest gap that counts, in events.
+        fading: how much less distant pairs count.
+        reverse: weight of a pair in reverse order.
+        source_damping: exponent of the popularity of the history's item.
+        source_offset: events that are added to it.
+        target_damping: exponent of the popularity of the ranked item.
+        target_offset: events that are added to it.
+        decay: weight of an event of a history relative to the next one, in (0, 1].
+    """
+
+    window: int = 5
+    fading: float = 1.0
+    reverse: float = 0.5
+    source_damping: float = 0.5
+    source_offset: float = 0.0
+    target_damping: float = 0.0
+    target_offset: float = 0.0
+    decay: float = 0.6
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1, got {self.window}")
+
+    def scales(
+        self, events: NDArray[np.integer]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(items,) factors of the pairs given an item, and of those for an item."""
+        source = (events + self.source_offset).clip(1) ** -self.source_damping
+        target = (events + self.target_offset).clip(1) ** -self.target_damping
+        return source, target
+
+
+DIRECTIONAL = PairRules()  # was best or nearly the best on Beauty, Sports, Yelp and LastFM
 
 
 @dataclass(frozen=True)
@@ -38,129 +83,33 @@ class ItemItem:
         return int(self.weights.shape[0])
 
     @classmethod
-    def directional(
+    def count(
         cls,
         histories: Histories,
         num_items: int,
-        *,
-        window: int = 5,
-        reverse: float = 0.5,
-        source_damping: float = 0.5,
-        target_damping: float = 0.0,
-        decay: float = 0.6,
+        rules: PairRules = DIRECTIONAL,
+        ends: NDArray[np.bool_] | None = None,
     ) -> ItemItem:
-        """Count pairs of events up to `window` apart by 1/gap, and less in reverse order.
-
-        Row a is divided by `count(a)**source_damping`, so that popular items in the history do not
-        dominate, and column b by `count(b)**target_damping`, which favours rare items. (0.5, 0.5)
-        is the cosine; (0.5, 0) was the best or nearly the best on the validation parts of Beauty,
-        Sports, Yelp and LastFM.
+        """Count pairs of events by `rules`.
 
         Args:
             histories: training events only.
             num_items: items of the catalog.
-            window: largest gap that counts, in events.
-            reverse: weight of a pair in reverse order.
-            source_damping: exponent of the popularity of the history's item.
-            target_damping: exponent of the popularity of the ranked item.
-            decay: decay of the model.
-
-        Raises:
-            ValueError: a window below 1.
+            rules: which pairs count, and how much.
+            ends: (total,) events that a pair may end in, such as purchases; None for all.
         """
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
-        source, target, weight = [], [], []
-        rows, items = histories.rows, histories.items
-        for gap in range(1, window + 1):
-            together = rows[:-gap] == rows[gap:]
-            source.append(items[:-gap][together])
-            target.append(items[gap:][together])
-            weight.append(np.full(int(together.sum()), 1 / gap))
-        shape = (num_items, num_items)
-        pairs = (np.concatenate(source), np.concatenate(target))
-        forwards = sparse.csr_array((np.concatenate(weight), pairs), shape=shape)
-        both = forwards + reverse * forwards.T
-        counts = np.bincount(items, minlength=num_items).clip(1).astype(np.float64)
-        damped = (
-            sparse.diags_array(counts**-source_damping)
-            @ both
-            @ sparse.diags_array(counts**-target_damping)
-        )
-        return cls(_finished(damped), decay)
+        forwards = count_pairs(histories, num_items, rules, ends)
+        both = forwards if not rules.reverse else forwards + rules.reverse * forwards.T
+        source, target = rules.scales(np.bincount(histories.items, minlength=num_items))
+        damped = sparse.diags_array(source) @ both @ sparse.diags_array(target)
+        return cls.of(damped, rules.decay)
 
     @classmethod
-    def cosine(
-        cls, histories: Histories, num_items: int, *, shrink: float = 10.0, decay: float = 0.7
-    ) -> ItemItem:
-        """Item-kNN: common users over `sqrt(users of a * users of b) + shrink`; 0 for a = b.
-
-        Args:
-            histories: training events only.
-            num_items: items of the catalog.
-            shrink: reduces similarities that are based on few users.
-            decay: decay of the model.
-        """
-        shape = (len(histories), num_items)
-        taken = sparse.csr_array(
-            (np.ones(len(histories.items)), (histories.rows, histories.items)), shape=shape
-        )
-        taken.data[:] = 1  # a user counts once per item
-        users = np.bincount(taken.indices, minlength=num_items).astype(np.float64)
-        common = (taken.T @ taken).tocoo()
-        a, b = common.coords
-        similarity = common.data / (np.sqrt(users[a] * users[b]) + shrink)
-        similarity[a == b] = 0
-        return cls(
-            _finished(sparse.csr_array((similarity, (a, b)), shape=(num_items, num_items))), decay
-        )
-
-    @classmethod
-    def to_targets(
-        cls,
-        histories: Histories,
-        is_target: NDArray[np.bool_],
-        num_items: int,
-        *,
-        window: int = 5,
-        decay: float = 0.6,
-    ) -> ItemItem:
-        """Count pairs of an event and a later target event, up to `window` apart, by 1/gap.
-
-        Row a is divided by the root of the count of a, as in `directional`.
-
-        Args:
-            histories: training events only, of all types.
-            is_target: (total,) whether an event is of a target type.
-            num_items: items of the catalog.
-            window: largest gap that counts, in events.
-            decay: decay of the model.
-        """
-        rows, items, shape = histories.rows, histories.items, (num_items, num_items)
-        total: sparse.csr_array = sparse.csr_array(shape, dtype=np.float64)
-        for gap in range(1, window + 1):
-            pairs = (rows[:-gap] == rows[gap:]) & is_target[gap:]
-            pairs_of_items = (items[:-gap][pairs], items[gap:][pairs])
-            weight = np.full(int(pairs.sum()), 1 / gap)
-            total = total + sparse.csr_array((weight, pairs_of_items), shape=shape)
-        counts = np.bincount(items, minlength=num_items).clip(1).astype(np.float64)
-        return cls(_finished(sparse.diags_array(counts**-0.5) @ total), decay)
-
-    def with_near(self, near: sparse.csr_array, share: float) -> ItemItem:
-        """Add similar items, so that rare items get neighbours.
-
-        Row a becomes `(1 - share) * weights[a] + share * sum(weights[a]) * near[a]`. For rare
-        items, the sum is replaced by a fifth of the median sum, if that is larger.
-
-        Args:
-            near: (items, items), with rows that sum to 1 or 0 (`VectorIndex.neighbours`).
-            share: share of the similar items in a row, 0 .. 1.
-        """
-        loud = np.asarray(self.weights.sum(axis=1), np.float64)
-        heard = loud[loud > 0]
-        loud = np.maximum(loud, np.median(heard) / 5 if len(heard) else 1.0)
-        both = (1 - share) * self.weights + share * (sparse.diags_array(loud) @ near)
-        return replace(self, weights=_finished(both))
+    def of(cls, weights: sparse.csr_array, decay: float) -> ItemItem:
+        """The model with these weights, in float32 and without zeros."""
+        weights = sparse.csr_array(weights).astype(np.float32)
+        weights.eliminate_zeros()
+        return cls(weights, decay)
 
     def rank(
         self, histories: Histories, k: int, exclude_seen: bool
@@ -214,10 +163,26 @@ def decayed(
     return sparse.csr_array((recency, (weighted.row, weighted.items)), shape=shape)
 
 
-def _finished(matrix: sparse.csr_array) -> sparse.csr_array:
-    weights: sparse.csr_array = sparse.csr_array(matrix).astype(np.float32)
-    weights.eliminate_zeros()
-    return weights
+def count_pairs(
+    histories: Histories, num_items: int, rules: PairRules, ends: NDArray[np.bool_] | None = None
+) -> sparse.csr_array:
+    """(items, items) float64 sums of `gap**-fading` over the pairs of each item and a later one.
+
+    `ends` as of `ItemItem.count`.
+    """
+    source, target, weight = [], [], []
+    rows, items = histories.rows, histories.items
+    longest = int(histories.lengths.max(initial=1))
+    for gap in range(1, min(rules.window, longest) + 1):
+        pairs = rows[:-gap] == rows[gap:]
+        if ends is not None:
+            pairs &= ends[gap:]
+        source.append(items[:-gap][pairs])
+        target.append(items[gap:][pairs])
+        weight.append(np.full(len(source[-1]), float(gap) ** -rules.fading))
+    pairs_of_items = np.concatenate(source), np.concatenate(target)
+    shape = (num_items, num_items)
+    return sparse.csr_array((np.concatenate(weight), pairs_of_items), shape=shape)
 
 
 def _item_bits(num_items: int) -> int:

@@ -96,7 +96,7 @@ def together(retrieval: Retrieval, items: NDArray[np.integer]) -> Companions:
     """What is chosen together with some items, whatever their order.
 
     The evidence is that of pairs which end in a target event, such as a purchase; without types
-    of events, or if there is no such pair, it is that of all pairs (`ItemItem.directional`).
+    of events, or if there is no such pair, it is that of all pairs.
 
     Args:
         retrieval: the fitted parts.

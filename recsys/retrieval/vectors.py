@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-
-from recsys.progress import track
 
 BLOCK = 16  # queries that are multiplied together
-SEARCHED = 256  # items whose neighbours are searched at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,33 +57,6 @@ class VectorIndex:
             )
         nearest_items[cosines <= 0] = -1
         return nearest_items, cosines
-
-    def neighbours(self, k: int, end: float = math.inf) -> sparse.csr_array:
-        """(items, items) the k nearest other items of each, weighted by cosine to the power of 4.
-
-        Rows sum to 1, or to 0 for an item without neighbours. The search takes time quadratic in
-        the items. After `end`, by `time.monotonic`, the items that were not reached have no
-        neighbours; which ones those are is random.
-        """
-        size = len(self.vectors)
-        neighbours = np.full((size, k + 1), -1, np.int64)
-        cosines = np.zeros((size, k + 1), np.float32)
-        order = np.arange(size)
-        if not math.isinf(end):
-            order = np.random.default_rng(0).permutation(order)
-        with track("near items", size) as bar:
-            for start in range(0, size, SEARCHED):
-                if time.monotonic() > end:
-                    break
-                rows = order[start : start + SEARCHED]
-                neighbours[rows], cosines[rows] = self.near(rows, k + 1)
-                bar.advance(len(rows))
-        kept = (neighbours >= 0) & (neighbours != np.arange(size)[:, None])
-        weight = np.where(kept, cosines, 0.0) ** 4
-        total = weight.sum(axis=1, keepdims=True)
-        weight = np.divide(weight, total, out=weight, where=total > 0)
-        row = np.nonzero(kept)[0]
-        return sparse.csr_array((weight[kept], (row, neighbours[kept])), shape=(size, size))
 
 
 def product(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
         available_until=pa.array(UNTIL, pa.int64()),
     )
     walks = Histories.of([np.random.default_rng(n).integers(0, ITEMS, 8) for n in range(30)])
-    retrieval = Retrieval(ItemItem.directional(walks, ITEMS), decayed_counts(walks.items, ITEMS))
+    retrieval = Retrieval(ItemItem.count(walks, ITEMS), decayed_counts(walks.items, ITEMS))
     return write_bundle(path, table, CODES, LEVELS, retrieval=retrieval)
 
 

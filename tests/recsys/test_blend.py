@@ -60,7 +60,7 @@ EVEN = {"must": [{"key": "even", "match": True}]}
 
 def make_retrieval(reranker: Reranker | None = BLEND, items: int = ITEMS) -> Retrieval:
     return Retrieval(
-        ItemItem.directional(TRAINED, items),
+        ItemItem.count(TRAINED, items),
         decayed_counts(TRAINED.items, items),
         0.1,
         VectorIndex.of(np.resize(VECTORS, (items, 5))),

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines
+from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines, item_knn
 from recsys.interactions import Histories
-from recsys.retrieval import ItemItem
+from recsys.retrieval import ItemItem, PairRules
 
 ITEMS = 8
 histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=9), min_size=1, max_size=7).map(
@@ -29,17 +29,19 @@ def dense_cosine(trained, shrink):
     return weights
 
 
-def dense_directional(trained, window, reverse, source, target):
+def dense_pairs(trained, ends, rules):
     weights, counts = np.zeros((ITEMS, ITEMS)), np.zeros(ITEMS)
-    for history in trained:
+    for n, history in enumerate(trained):
         for i, a in enumerate(history):
             counts[a] += 1
-            for j in range(i + 1, min(i + window + 1, len(history))):
-                b = history[j]
-                weights[a, b] += 1 / (j - i)
-                weights[b, a] += reverse / (j - i)
-    counts = np.maximum(counts, 1)
-    return weights / counts[:, None] ** source / counts[None] ** target
+            for j in range(i + 1, min(i + rules.window + 1, len(history))):
+                b, first = history[j], trained.offsets[n]
+                if ends is None or ends[first + j]:
+                    weights[a, b] += (j - i) ** -rules.fading
+                    weights[b, a] += rules.reverse * (j - i) ** -rules.fading
+    sources = np.maximum(counts + rules.source_offset, 1) ** rules.source_damping
+    targets = np.maximum(counts + rules.target_offset, 1) ** rules.target_damping
+    return weights / sources[:, None] / targets[None]
 
 
 def dense_rank(weights, decay, asked, exclude_seen):
@@ -67,34 +69,32 @@ def assert_ranked(found, scores):
 
 @given(histories, histories, st.booleans(), st.floats(0, 20), st.floats(0.3, 1))
 def test_item_knn_equals_its_dense_twin(trained, asked, exclude_seen, shrink, decay):
-    model = ItemItem.cosine(trained, ITEMS, shrink=shrink, decay=decay)
+    model = item_knn(trained, ITEMS, shrink=shrink, decay=decay)
     weights = dense_cosine(trained, shrink)
     assert model.weights.toarray() == pytest.approx(weights, rel=1e-5)
     scores = dense_rank(weights, decay, asked, exclude_seen)
     assert_ranked(model.rank(asked, 5, exclude_seen), scores)
 
 
-@given(
-    histories,
-    histories,
-    st.booleans(),
+rules = st.builds(
+    PairRules,
     st.integers(1, 6),
+    st.sampled_from([0.0, 0.5, 1.0]),
     st.floats(0, 1).map(lambda x: round(x, 2)),  # no subnormal weights: they vanish in float32
-    st.sampled_from([(0.0, 0.0), (0.5, 0.0), (0.5, 0.5), (1.0, 0.2)]),
+    *(st.sampled_from(values) for values in ([0.0, 0.5, 1.0], [0, 10], [0.0, 0.2], [0, 3])),
+    st.floats(0.3, 1),
 )
-def test_directional_equals_its_dense_twin(trained, asked, exclude_seen, window, reverse, damping):
-    source, target = damping
-    model = ItemItem.directional(
-        trained,
-        ITEMS,
-        window=window,
-        reverse=reverse,
-        source_damping=source,
-        target_damping=target,
-    )
-    weights = dense_directional(trained, window, reverse, source, target)
+
+
+@given(histories, histories, st.booleans(), rules, st.data())
+def test_pair_rules_equal_their_dense_twin(trained, asked, exclude_seen, rules, data):
+    total = len(trained.items)
+    masks = st.lists(st.booleans(), min_size=total, max_size=total).map(np.array)
+    ends = data.draw(st.none() | masks.map(lambda mask: mask.astype(np.bool_)))
+    model = ItemItem.count(trained, ITEMS, rules, ends)
+    weights = dense_pairs(trained, ends, rules)
     assert model.weights.toarray() == pytest.approx(weights, rel=1e-5)
-    scores = dense_rank(weights, 0.6, asked, exclude_seen)
+    scores = dense_rank(weights, rules.decay, asked, exclude_seen)
     assert_ranked(model.rank(asked, 5, exclude_seen), scores)
 
 
@@ -112,7 +112,7 @@ def test_popularity_equals_its_slow_twin(trained, asked, exclude_seen):
 
 
 def test_equal_scores_go_to_the_lower_item():
-    model = ItemItem.cosine(Histories.of([[3, 5, 1, 4]]), 6)
+    model = item_knn(Histories.of([[3, 5, 1, 4]]), 6)
     assert model.rank(Histories.of([[4]]), 4, exclude_seen=True)[0].tolist() == [[1, 3, 5, -1]]
 
 

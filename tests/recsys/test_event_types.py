@@ -13,7 +13,7 @@ from recsys.dataset import Dataset
 from recsys.evaluation.baselines import fit_baselines
 from recsys.interactions import Behaviour, Histories, Interactions, count_as_seen
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
+from recsys.retrieval import ItemItem, PairRules, Reranker, Retrieval, decayed_counts
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.related import together
 from recsys.splits import label_ends
@@ -28,13 +28,13 @@ IS_TARGET = np.array([False, False, True, False, True, True, False, True])
 
 
 def event_types() -> EventTypes:
-    to_targets = ItemItem.to_targets(WALKS, IS_TARGET, ITEMS, window=2)
+    to_targets = ItemItem.count(WALKS, ITEMS, PairRules(2, reverse=0.0), IS_TARGET)
     return EventTypes(TYPES, to_targets, np.bincount(WALKS.items[IS_TARGET], minlength=ITEMS) * 1.0)
 
 
 def make_retrieval(weights: dict[str, float] | None = None) -> Retrieval:
     return Retrieval(
-        ItemItem.directional(WALKS, ITEMS),
+        ItemItem.count(WALKS, ITEMS),
         decayed_counts(WALKS.items, ITEMS),
         types=event_types(),
         reranker=Reranker(weights or {"seen:view": 1.0}, candidates=12),

@@ -44,7 +44,7 @@ SASREC = SasRecModel(ITEMS, SasRecConfig(1, hidden=8), None).frozen()
 
 def fitted(sasrec=SASREC) -> Retrieval:
     return Retrieval(
-        ItemItem.directional(TRAINED, ITEMS),
+        ItemItem.count(TRAINED, ITEMS),
         decayed_counts(TRAINED.items, ITEMS),
         0.1,
         VectorIndex.of(VECTORS),

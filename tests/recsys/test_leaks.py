@@ -3,7 +3,8 @@
 The training stages run on copies of a data set in which one event of each user is on another item:
 a test event, a validation event, or a training event. They take the same few steps with the same
 seed, so a file that differs between two copies has learned from the changed events. What is served
-has counted all events; the counts that are evaluated are in `retrieval/trained/`.
+has counted all events; the counts that are evaluated are in `retrieval/trained/`. The rules of
+counting pairs, which validation users choose, are the same in all copies here.
 """
 
 from dataclasses import replace
@@ -17,7 +18,9 @@ from recsys.artifacts import Workspace, read_manifest, write_artifact
 from recsys.config import Settings
 from recsys.dataset import Dataset
 from recsys.pipeline import Context, run
+from recsys.retrieval import PairRules
 from recsys.splits import LABELS
+from recsys.training import retrieval
 
 STAGES = ("sasrec", "ids", "target", "draft", "retrieval")
 TRAINED = {
@@ -82,6 +85,12 @@ def learned(dataset: Dataset, home: Path, name: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory):
     """Files that differ from those of the base, by split; and all files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrieval, "search_rules", lambda *_: PairRules())
+        yield compared(tmp_path_factory)
+
+
+def compared(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more, the order of sums differs from run to run

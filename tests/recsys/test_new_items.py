@@ -59,7 +59,7 @@ def data():
 def rec(data):
     histories = data.train_histories
     retrieval = Retrieval(
-        ItemItem.directional(histories, ITEMS),
+        ItemItem.count(histories, ITEMS),
         decayed_counts(histories.items, ITEMS),
         content=ContentIndex.of(TABLE),
         reranker=BY_CONTENT,

@@ -6,7 +6,7 @@ import torch
 from ranker_suite import RankerSuite
 from toy_bundle import counted_codes, items_table, write_bundle
 
-from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines
+from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines, item_knn
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender
 from recsys.retrieval import ItemItem
@@ -35,13 +35,13 @@ class TestRepeats(RankerSuite):
 class TestItemKnn(RankerSuite):
     @pytest.fixture
     def ranker(self):
-        return ItemItem.cosine(self.TRAINED, self.ITEMS)
+        return item_knn(self.TRAINED, self.ITEMS)
 
 
 class TestDirectional(RankerSuite):
     @pytest.fixture
     def ranker(self):
-        return ItemItem.directional(self.TRAINED, self.ITEMS)
+        return ItemItem.count(self.TRAINED, self.ITEMS)
 
 
 class TestSuccessors(RankerSuite):

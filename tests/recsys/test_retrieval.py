@@ -15,7 +15,6 @@ from scipy import sparse
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
-from recsys.retrieval import vectors as vector_index
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.item_item import best_of
 from recsys.retrieval.related import similar, together
@@ -30,7 +29,7 @@ histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=7), min_size=1
 
 def fitted(trained: Histories, smoothing: float = 0.2, vectors=None) -> Retrieval:
     counts = decayed_counts(trained.items, ITEMS)
-    return Retrieval(ItemItem.directional(trained, ITEMS), counts, smoothing, vectors)
+    return Retrieval(ItemItem.count(trained, ITEMS), counts, smoothing, vectors)
 
 
 def slow_probabilities(retrieval: Retrieval, history) -> list[float]:
@@ -227,31 +226,6 @@ def test_files_without_finite_numbers_are_refused(tmp_path, name, kind):
         Retrieval.load(tmp_path)
 
 
-def test_neighbours_are_weighted_by_the_fourth_power_of_cosine():
-    vectors = np.array([[1, 0], [1, 1], [0, 2], [0, 0], [-1, 0]], np.float32)
-    near = VectorIndex.of(vectors).neighbours(2).toarray()
-    wanted = np.zeros((5, 5))
-    wanted[0, 1] = wanted[2, 1] = 1.0  # 0 and 2 are at right angles
-    wanted[1, 0] = wanted[1, 2] = 0.5
-    np.testing.assert_allclose(near, wanted, atol=1e-6)
-
-
-def test_an_item_speaks_for_its_like_with_a_share_of_its_weight():
-    weights = sparse.csr_array(np.array([[0, 4, 0], [1, 0, 0], [0, 0, 0]], np.float32))
-    near = sparse.csr_array(np.array([[0, 0, 1], [0.5, 0, 0.5], [1, 0, 0]]))
-    found = ItemItem(weights, 0.5).with_near(near, 0.25)
-    # The last item has no weight of its own: a fifth of the median of 4 and 1.
-    wanted = [[0, 3, 1], [0.75 + 0.125, 0, 0.125], [0.125, 0, 0]]
-    np.testing.assert_allclose(found.weights.toarray(), wanted, atol=1e-6)
-    assert found.decay == 0.5
-
-
-def test_without_any_evidence_only_the_like_is_spoken_for():
-    near = sparse.csr_array(np.array([[0.0, 1], [1, 0]]))
-    empty = ItemItem(sparse.csr_array((2, 2), dtype=np.float32), 0.5)
-    np.testing.assert_allclose(empty.with_near(near, 0.2).weights.toarray(), [[0, 0.2], [0.2, 0]])
-
-
 def test_the_largest_weights_of_a_wide_catalog_stay_in_their_rows():
     size = 2**16 + 9  # row, score and item of an entry do not fit into 64 bits together
     rng = np.random.default_rng(0)
@@ -261,15 +235,3 @@ def test_the_largest_weights_of_a_wide_catalog_stay_in_their_rows():
     row, _, column, weight = best_of(weights, 20)
     best = sparse.csr_array((weight, (row, column)), shape=weights.shape)
     assert (best != weights).nnz == 0
-
-
-def test_near_items_are_searched_until_time_is_over(monkeypatch):
-    monkeypatch.setattr(vector_index, "SEARCHED", 2)
-    index = VectorIndex.of(np.abs(np.random.default_rng(0).normal(size=(8, 3))))
-    whole = index.neighbours(3).toarray()
-    now = iter(range(100))
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
-    some = index.neighbours(3, end=1e9).toarray()
-    np.testing.assert_allclose(some, whole, rtol=1e-6)
-    part = index.neighbours(3, end=-1.0).toarray()
-    assert not part.any()

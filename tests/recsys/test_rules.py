@@ -60,7 +60,7 @@ def build(path, codes, reranker=None):
     )
     walks = Histories.of([np.random.default_rng(n).integers(0, ITEMS, 8) for n in range(30)])
     retrieval = Retrieval(
-        ItemItem.directional(walks, ITEMS), decayed_counts(walks.items, ITEMS), reranker=reranker
+        ItemItem.count(walks, ITEMS), decayed_counts(walks.items, ITEMS), reranker=reranker
     )
     write_bundle(path, table, codes, LEVELS, retrieval=retrieval)
     return Recommender.load(path, mode="beam")

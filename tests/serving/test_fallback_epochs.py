@@ -17,7 +17,7 @@ def recommender(random_bundle, tmp_path):
     """Every second of twelve items matches the filter; four more that retrieval does not know."""
     histories = Histories.of([np.random.default_rng(0).integers(0, ITEMS, 6) for _ in range(20)])
     counts = decayed_counts(histories.items, ITEMS)
-    retrieval = Retrieval(ItemItem.directional(histories, ITEMS), counts, 0.1, None, None)
+    retrieval = Retrieval(ItemItem.count(histories, ITEMS), counts, 0.1, None, None)
     bundle = random_bundle(
         tmp_path / "demo", ITEMS, retrieval=retrieval, cat=["a", "b"] * (ITEMS // 2)
     )

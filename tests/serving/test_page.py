@@ -59,7 +59,7 @@ def bundle(tmp_path_factory, random_bundle):
         ITEMS,
         codes=CODES,
         draft=True,
-        retrieval=Retrieval(ItemItem.directional(walks, ITEMS), counts, reranker=RERANKER),
+        retrieval=Retrieval(ItemItem.count(walks, ITEMS), counts, reranker=RERANKER),
         title=[title(i) for i in range(ITEMS)],
         price=[i / 4 for i in range(ITEMS)],
         colours=[[("red", "green", "blue")[i % 3]] for i in range(ITEMS)],

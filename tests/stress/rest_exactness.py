@@ -91,7 +91,7 @@ def write_bundle(path: Path, seed: int) -> list[Item]:
     walks = Histories.of(rng.integers(0, count, (100, 6)).tolist())
     counts = np.bincount(walks.items, minlength=count).astype(float)
     retrieval = Retrieval(
-        ItemItem.directional(walks, count),
+        ItemItem.count(walks, count),
         counts,
         reranker=RERANKER,
     )

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from recsys.interactions import Behaviour, Histories
-from recsys.retrieval import ItemItem, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval import ItemItem, PairRules, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.evidence import Evidence
@@ -43,11 +43,14 @@ ASKED = replace(
 VALUED = np.arange(-1, ITEMS + 2)  # none, the items of the catalog, and two that it does not have
 
 
+TO_TARGETS = PairRules(reverse=0.0)
+
+
 def fitted() -> Retrieval:
     trained, targets = Histories.of(WALKS), np.concatenate(IS_TARGET).astype(np.bool_)
     types = (Behaviour("view", "context", 0.2), Behaviour("purchase", "target", 1.0))
     return Retrieval(
-        ItemItem.directional(trained, ITEMS),
+        ItemItem.count(trained, ITEMS),
         decayed_counts(trained.items, ITEMS),
         0.1,
         VectorIndex.of(VECTORS),
@@ -55,7 +58,7 @@ def fitted() -> Retrieval:
         SASREC,
         EventTypes(
             types,
-            ItemItem.to_targets(trained, targets, ITEMS),
+            ItemItem.count(trained, ITEMS, TO_TARGETS, targets),
             np.bincount(trained.items[targets], minlength=ITEMS).astype(np.float64),
         ),
         RECENT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from recsys.errors import ConfigError
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.retrieval import Retrieval, digest
+from recsys.retrieval import ItemItem, PairRules, Retrieval, digest
 from recsys.splits import TEST, TRAIN
 from recsys.training import bundle, draft, retrieval, target
 
@@ -35,7 +36,9 @@ def test_what_is_served_is_at_least_as_good_as_each_part(context):
     assert info["fitted_on"] == "train"
     validation = info["validation"]
     served = validation["parts"].pop("served")
-    assert {"popularity", "item-kNN", "directional", "model"} <= set(validation["parts"])
+    assert {"popularity", "item-kNN", "directional", "pair rules", "model"} <= set(
+        validation["parts"]
+    )
     assert served["ndcg@10"] >= validation["parts"]["model"]["ndcg@10"]
     draft.train(context)
     folder = bundle.stage(context)
@@ -71,7 +74,8 @@ def test_a_pair_of_the_newest_events_is_counted_by_what_is_served_alone(context,
     assert served.reranker == trained.reranker
 
 
-def test_nothing_but_training_events_is_learned(context, shop):
+def test_nothing_but_training_events_is_counted(context, shop, monkeypatch):
+    monkeypatch.setattr(retrieval, "search_rules", lambda *_: PairRules())
     before = retrieval.stage(context) / "trained"
     arrays = {f.name: np.load(f) for f in before.glob("*.npy")}
     dataset = shop.chain_dataset()
@@ -87,6 +91,18 @@ def test_nothing_but_training_events_is_learned(context, shop):
     after = retrieval.stage(context) / "trained"
     for file, array in arrays.items():
         np.testing.assert_array_equal(array, np.load(after / file))
+
+
+def test_the_pair_rules_of_validation_users_are_counted(context, monkeypatch):
+    rules = PairRules(3, 0.5, 0.1, 0.7, 3, 0.2, 1, 0.4)
+    monkeypatch.setattr(retrieval, "search_rules", lambda *_: rules)
+    path = retrieval.stage(context)
+    dataset = Dataset.load(context.workspace.dataset)
+    counted = ItemItem.count(dataset.train_histories, len(dataset.item_ids), rules)
+    loaded = Retrieval.load(path, trained=True).item_item
+    np.testing.assert_array_equal(loaded.weights.toarray(), counted.weights.toarray())
+    assert loaded.decay == counted.decay
+    assert read_manifest(path).info["pair_rules"] == asdict(rules)
 
 
 def test_a_current_artifact_is_kept_and_no_users_fit_nothing(context, make_context):
@@ -136,14 +152,10 @@ def test_a_number_out_of_range_is_refused_by_name(make_context):
         retrieval.stage(make_context(retrieval={"beams": 0}))
 
 
-def test_vectors_take_part_where_the_semantic_ids_have_some(context, make_context):
+def test_vectors_take_part_where_the_semantic_ids_have_some(context):
     features = context.workspace.run("ids") / "features.npy"
     np.save(features, np.eye(27, 4, dtype=np.float32) + 0.1)
-    plain = Retrieval.load(retrieval.stage(context)).item_item.weights
-    path = retrieval.stage(make_context(retrieval={**FAST, "near": 3, "near_share": 0.5}))
-    mixed = Retrieval.load(path).item_item.weights
-    assert mixed.nnz > plain.nnz
-    np.testing.assert_allclose(mixed.sum(axis=1), plain.sum(axis=1), rtol=1e-5)
+    assert "vectors" in Retrieval.load(retrieval.stage(context)).sources
 
 
 def test_when_time_is_over_the_reranker_is_fitted_on_a_sample(context, monkeypatch):

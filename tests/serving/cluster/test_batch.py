@@ -87,7 +87,7 @@ def retrieving(tmp_path_factory, random_bundle):
     rng = np.random.default_rng(8)
     trained = Histories.of([rng.integers(0, 300, 6) for _ in range(60)])
     retrieval = Retrieval(
-        ItemItem.directional(trained, 300),
+        ItemItem.count(trained, 300),
         decayed_counts(trained.items, 300),
         reranker=RERANKER,
     )
