@@ -168,13 +168,6 @@ class Histories:
         offsets = own.offsets + len(items) * np.arange(len(self) + 1)
         return replace(self, hidden=Histories(offsets, hidden[np.argsort(rows, kind="stable")]))
 
-    @property
-    def last(self) -> Histories:
-        """The last item of each sequence, as sequences of at most one item."""
-        end = np.zeros(len(self.items), np.bool_)
-        end[self.offsets[1:][self.lengths > 0] - 1] = True
-        return self.where(end)
-
     def padded(self, fill: int = -1, width: int | None = None) -> NDArray[np.int32]:
         """(n, width) array with one left-aligned sequence per row, filled up with `fill`.
 

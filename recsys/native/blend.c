@@ -38,7 +38,7 @@ typedef struct {
 
 /* What one thread needs; clean between calls: sums and marks are 0. */
 typedef struct {
-    Sums shares, others;
+    Sums shares;
     uint8_t *mark;  /* (items,) */
     float *query;   /* (2, widest of vectors and terms) */
     double *whole;  /* (widest of vectors and terms,) */
@@ -48,7 +48,7 @@ typedef struct {
     int64_t *count; /* (batch,) */
     int64_t *live;  /* places with an item; from here on (width,) or (sources, width) each */
     float *values;
-    double *filled, *gap, *total;
+    double *filled, *total;
     int32_t *rank;
 } Room;
 
@@ -69,12 +69,9 @@ static int64_t lay_out(const Fitted *f, int64_t batch, int64_t most, int64_t wid
                        Room *room) {
     char *at = memory;
     const int64_t words = (f->items + 63) / 64, padded_width = width + LANES;
-    for (int i = 0; i < 2; i++) {
-        Sums *sums = i ? &room->others : &room->shares;
-        sums->words = words;
-        sums->sum = take(&at, f->items * (int64_t)sizeof(double));
-        sums->touched = take(&at, words * (int64_t)sizeof(uint64_t));
-    }
+    room->shares.words = words;
+    room->shares.sum = take(&at, f->items * (int64_t)sizeof(double));
+    room->shares.touched = take(&at, words * (int64_t)sizeof(uint64_t));
     room->mark = take(&at, f->items);
     room->query = take(&at, 2 * widest(f) * (int64_t)sizeof(float));
     room->whole = take(&at, widest(f) * (int64_t)sizeof(double));
@@ -85,7 +82,6 @@ static int64_t lay_out(const Fitted *f, int64_t batch, int64_t most, int64_t wid
     room->live = take(&at, width * (int64_t)sizeof(int64_t));
     room->values = take(&at, padded_width * (int64_t)sizeof(float));
     room->filled = take(&at, MOST_SOURCES * padded_width * (int64_t)sizeof(double));
-    room->gap = take(&at, MOST_SOURCES * padded_width * (int64_t)sizeof(double));
     room->rank = take(&at, MOST_SOURCES * padded_width * (int64_t)sizeof(int32_t));
     room->total = take(&at, padded_width * (int64_t)sizeof(double));
     return at - memory;
@@ -154,13 +150,10 @@ static double value_of(const Sums *sums, int64_t item) {
     return (double)(float)((double)(float)sums->sum[item] / sums->total);
 }
 
-/* The evidence of a history: of all its events, or with `last` of the last one alone. Returns whether
- * there is any. */
-static int find_evidence(const Fitted *f, const Asked *asked, int64_t b, int last, Sums *sums) {
+/* The evidence of a history. Returns whether there is any. */
+static int find_evidence(const Fitted *f, const Asked *asked, int64_t b, Sums *sums) {
     const int64_t end = asked->offset[b + 1];
-    int64_t p = asked->offset[b];
-    if (last && p < end) p = end - 1;
-    for (; p < end; p++)
+    for (int64_t p = asked->offset[b]; p < end; p++)
         if (asked->history[p] >= 0 && asked->history[p] < f->items)
             add_row(&f->item_item, asked->history[p], asked->decay[end - 1 - p], sums);
     double total = 0;
@@ -177,14 +170,11 @@ static void make_unit(const double *whole, int64_t size, float *out) {
     for (int64_t i = 0; i < size; i++) out[i] = length > 0 ? (float)(whole[i] / length) : 0;
 }
 
-/* The unit vector of a history or of its last event by item vectors. */
-static void find_vector(const Fitted *f, const Asked *asked, int64_t b, int last, double *whole,
-                        float *out) {
+/* The unit vector of a history by item vectors. */
+static void find_vector(const Fitted *f, const Asked *asked, int64_t b, double *whole, float *out) {
     const int64_t end = asked->offset[b + 1];
-    int64_t p = asked->offset[b];
-    if (last && p < end) p = end - 1;
     memset(whole, 0, (size_t)f->vector_size * sizeof(double));
-    for (; p < end; p++) {
+    for (int64_t p = asked->offset[b]; p < end; p++) {
         if (asked->history[p] < 0 || asked->history[p] >= f->items) continue;
         const float *vector = f->vectors + asked->history[p] * f->vector_size;
         const double weight = asked->decay[end - 1 - p];
@@ -282,17 +272,6 @@ static int64_t add(const Entry *entries, int64_t count, uint8_t *mark, int32_t *
     return found;
 }
 
-/* The `room` items with the largest positive sums, best first, of those that are not blocked. */
-static int64_t best_of(const Sums *sums, const uint8_t *blocked, Entry *heap, int64_t room) {
-    int64_t count = 0;
-    EACH_TOUCHED(sums, item) {
-        const double value = value_of(sums, item);
-        if (value > 0 && !blocked[item]) count = offer(heap, count, room, value, item);
-    }
-    order(heap, count);
-    return count;
-}
-
 /* The first `room` items of an order that are not blocked. */
 static int64_t first_free(const int64_t *ranked, const Fitted *f, const uint8_t *blocked, Entry *out,
                           int64_t room) {
@@ -351,7 +330,7 @@ static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_
         if (by_state)
             memcpy(query, asked->states + b * size, (size_t)size * sizeof(float));
         else
-            find_vector(f, asked, b, 0, room->whole, query);
+            find_vector(f, asked, b, room->whole, query);
         for (int64_t d = 0; d < size; d++) some |= query[d] != 0;
         room->count[b] = 0;
         room->least[b] = !some || !half ? INFINITY : by_state ? -INFINITY : 0;
@@ -383,13 +362,10 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
         int32_t *items = p->items + b * p->width;
         /* The heap of the request's nearest items ends where the other one begins. */
         Entry *probable = room.heap + b * most + p->half;
-        const int filled = find_evidence(f, asked, b, 0, &room.shares);
+        const int filled = find_evidence(f, asked, b, &room.shares);
         const int64_t first =
             most_probable(f, &room.shares, filled, blocked, p->k, room.mark, likely, probable);
         int64_t found = add(probable, first, room.mark, items, 0);
-        find_evidence(f, asked, b, 1, &room.others);
-        found = add(heap, best_of(&room.others, blocked, heap, p->half), room.mark, items, found);
-        clear(&room.others);
         if (p->cosines) {
             int64_t count = 0;
             for (int64_t i = 0; i < p->near; i++) {
@@ -426,13 +402,10 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
 static void find_values(const Fitted *f, const Asked *asked, const Ranking *r, int64_t b, int64_t source,
                         Room *room, int64_t live) {
     const int32_t *items = r->items + b * r->width;
-    const int last = source == LAST_ITEM || source == LAST_VECTORS;
     float *values = room->values;
     const float *query = room->query;
-    if (source == ITEM_ITEM || source == LAST_ITEM)
-        find_evidence(f, asked, b, last, &room->others);
-    if ((source == VECTORS || source == LAST_VECTORS) && f->vectors)
-        find_vector(f, asked, b, last, room->whole, room->query);
+    if (source == ITEM_ITEM) find_evidence(f, asked, b, &room->shares);
+    if (source == VECTORS && f->vectors) find_vector(f, asked, b, room->whole, room->query);
     if (source == CONTENT && f->content.start)
         find_content(f, asked, b, room->whole, room->query);
     for (int64_t i = 0; i < live; i++) {
@@ -441,9 +414,9 @@ static void find_values(const Fitted *f, const Asked *asked, const Ranking *r, i
         if (source == MODEL) {
             const float known = r->log_probs[b * r->width + room->live[i]];
             if (known > -INFINITY) values[i] = known;
-        } else if (source == ITEM_ITEM || source == LAST_ITEM) {
-            values[i] = (float)value_of(&room->others, item);
-        } else if (source == VECTORS || source == LAST_VECTORS) {
+        } else if (source == ITEM_ITEM) {
+            values[i] = (float)value_of(&room->shares, item);
+        } else if (source == VECTORS) {
             if (f->vectors) values[i] = dot(query, f->vectors + item * f->vector_size, f->vector_size);
         } else if (source == CONTENT) {
             if (f->content.start) values[i] = content_of(f, item, query);
@@ -452,7 +425,7 @@ static void find_values(const Fitted *f, const Asked *asked, const Ranking *r, i
                             f->state_size);
         }
     }
-    clear(&room->others);
+    if (source == ITEM_ITEM) clear(&room->shares);
 }
 
 /* How many values are larger than each of them; NaN counts as less than all. `values` may be written
@@ -471,23 +444,13 @@ static void count_larger(float *values, int64_t count, int32_t *larger) {
     }
 }
 
-/* The three forms of a source: the value, with unknown ones filled up, the rank and the gap. */
-static void find_forms(float *values, int64_t source, int64_t live, double *filled, int32_t *rank,
-                       double *gap) {
-    double high = -INFINITY, low = INFINITY;
-    for (int64_t i = 0; i < live; i++) {
-        if (values[i] > high) high = (double)values[i];
+/* The two forms of a source: the value, with unknown ones filled up, and the rank. */
+static void find_forms(float *values, int64_t live, double *filled, int32_t *rank) {
+    double low = INFINITY;
+    for (int64_t i = 0; i < live; i++)
         if (values[i] < low) low = (double)values[i];
-    }
-    if (!isfinite(high)) high = 0;
     if (!isfinite(low)) low = 0;
-    for (int64_t i = 0; i < live; i++) {
-        filled[i] = isnan(values[i]) ? low : (double)values[i];
-        if (source <= LAST_SHARE)
-            gap[i] = high > 0 ? filled[i] / high : 0;
-        else
-            gap[i] = filled[i] - high;
-    }
+    for (int64_t i = 0; i < live; i++) filled[i] = isnan(values[i]) ? low : (double)values[i];
     count_larger(values, live, rank);
 }
 
@@ -497,7 +460,6 @@ static double input_of(const Fitted *f, const Ranking *r, const Room *room, cons
     switch (input->form) {
         case VALUE: return room->filled[at];
         case RANK: return r->log_rank[room->rank[at]];
-        case GAP: return room->gap[at];
         case MISSING: return missing;
         default: break;
     }
@@ -534,8 +496,6 @@ static void weigh(const Fitted *f, const Ranking *r, int64_t b, Room *room, int6
             total += r->formed[s].value * room->filled[s * stride + i];
         for (int s = 0; s < r->formed_count; s++)
             total += r->formed[s].rank * r->log_rank[room->rank[s * stride + i]];
-        for (int s = 0; s < r->formed_count; s++)
-            total += r->formed[s].gap * room->gap[s * stride + i];
         const int unknown = !(r->log_probs[b * r->width + place] > -INFINITY);
         if (unknown) total += r->missing;
         if (r->weighs_new && f->eventless[item]) {
@@ -563,8 +523,7 @@ static void rank(const Fitted *f, const Asked *asked, const Ranking *r, char *me
         for (int64_t i = 0; i < live; i++) room.mark[items[room.live[i]]] = 0;
         for (int s = 0; s < r->formed_count; s++) {
             find_values(f, asked, r, b, r->formed[s].source, &room, live);
-            find_forms(room.values, r->formed[s].source, live, room.filled + s * stride,
-                       room.rank + s * stride, room.gap + s * stride);
+            find_forms(room.values, live, room.filled + s * stride, room.rank + s * stride);
         }
         weigh(f, r, b, &room, live);
         double most = -INFINITY, norm = 0;

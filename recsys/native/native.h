@@ -141,20 +141,17 @@ typedef struct {
     uint8_t *supported;     /* (batch, width) whether it is not proposed for popularity alone */
 } Proposals;
 
-/* Sources of the reranker; the first two are shares. */
-enum {
-    ITEM_ITEM, LAST_ITEM, VECTORS, LAST_VECTORS, CONTENT, SASREC, MODEL, POPULARITY, RECENT,
-    MOST_SOURCES, LAST_SHARE = LAST_ITEM
-};
+/* Sources of the reranker. */
+enum { ITEM_ITEM, VECTORS, CONTENT, SASREC, MODEL, POPULARITY, RECENT, MOST_SOURCES };
 
 /* Weights of a source's features; `new_rank` is that of the rank of an item without events. */
 typedef struct {
     int64_t source;
-    double value, rank, gap, new_rank;
+    double value, rank, new_rank;
 } Weights;
 
 /* A feature that the network reads: a form of a source, by its place among those of its kind. */
-enum { VALUE, RANK, GAP, PLAIN, MISSING, MOST_UNITS = 256 };
+enum { VALUE, RANK, PLAIN, MISSING, MOST_UNITS = 256 };
 typedef struct {
     int64_t form, place;
 } Input;

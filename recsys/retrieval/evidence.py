@@ -60,23 +60,9 @@ class Evidence:
         return WeightedItems.decayed(self.histories, len(source), source.item_item.decay)
 
     @cached_property
-    def last(self) -> WeightedItems:
-        """The last items."""
-        return WeightedItems.decayed(self._last, len(self.retrieval), 1.0)
-
-    @cached_property
-    def _last(self) -> Histories:
-        return self.histories.last
-
-    @cached_property
     def shares(self) -> Entries:
         """(n, items) share of each item in the evidence of each history."""
         return self.recency.sums(self.retrieval.item_item.weights).normalised()
-
-    @cached_property
-    def last_shares(self) -> Entries:
-        """The same given the last items alone."""
-        return self.last.sums(self.retrieval.item_item.weights).normalised()
 
     @cached_property
     def to_targets(self) -> Entries:
@@ -95,12 +81,6 @@ class Evidence:
         """(n, D) unit vectors of the histories."""
         assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
         return self.recency.mean(self.retrieval.vectors.vectors)
-
-    @cached_property
-    def last_vectors(self) -> NDArray[np.float32]:
-        """(n, D) unit vectors of the last items."""
-        assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
-        return self.last.mean(self.retrieval.vectors.vectors)
 
     @cached_property
     def content(self) -> NDArray[np.float32]:
@@ -145,7 +125,6 @@ class Evidence:
         counts, later = np.append(retrieval.counts, 0.0), self.later
         compute: dict[str, Callable[[], NDArray[Any]]] = {
             "item_item": lambda: self.shares.at(known),
-            "last_item": lambda: self.last_shares.at(known),
             POPULARITY: lambda: np.log1p(counts[known]),
             NEW: lambda: counts[known] == 0,
         }
@@ -161,7 +140,6 @@ class Evidence:
             rows = None if later is None else later.vectors
             near = partial(self._of_both, items=items, fitted=vectors.vectors, later=rows)
             compute["vectors"] = lambda: near(self.vectors)
-            compute["last_vectors"] = lambda: near(self.last_vectors)
         if retrieval.content is not None:
             compute["content"] = partial(self._alike, items)
         if (sasrec := retrieval.sasrec) is not None:

@@ -36,13 +36,11 @@ _NO_ROOM = 0, 0, None
 _RANKED = {
     name: int(getattr(constants, name.upper()))
     for name in (
-        "item_item", "last_item", "vectors", "last_vectors", "content", "sasrec", "model",
-        "popularity", "recent",
+        "item_item", "vectors", "content", "sasrec", "model", "popularity", "recent"
     )
 }  # fmt: skip
 _INPUTS = {
-    name: int(getattr(constants, name.upper()))
-    for name in ("value", "rank", "gap", "plain", "missing")
+    name: int(getattr(constants, name.upper())) for name in ("value", "rank", "plain", "missing")
 }
 
 
@@ -82,7 +80,7 @@ class NativeRetrieval:
         if nearest is not None:
             fitted.panels = self._panels(nearest.vectors)
         # that propose half as many items
-        self._parts = 1 + sum(part is not None for part in (content, sasrec or vectors))
+        self._parts = sum(part is not None for part in (content, sasrec or vectors))
         self._orders = 1 + (recent is not None)
         self._own = threading.local()
 

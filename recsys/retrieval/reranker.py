@@ -1,8 +1,8 @@
 """Reranker: one score for each candidate of a request, from the values of several sources.
 
 A source gives each candidate a number: co-occurrence evidence, a cosine, a logit, or the model's
-log-probability. Each number becomes three features: itself, log(1 + rank) among the
-candidates, and its distance to the best. The score is linear in the features, plus the output of a
+log-probability. Each number becomes two features: itself, and log(1 + rank) among the
+candidates. The score is linear in the features, plus the output of a
 small network of them where validation shows a gain. The softmax of the scores is the estimated
 probability that a candidate is the next item (the conditional logit of McFadden, 1974).
 `recsys.training.reranking` fits it on validation users.
@@ -26,11 +26,10 @@ from recsys.arguments import MOST_NODES
 
 MODEL, POPULARITY = "model", "popularity"
 LEAST_USERS = 8  # of validation; with fewer, no source is served in place of the reranker
-SHARES = ("item_item", "last_item", "to_targets")
-"""Evidence by order given the history and given its last item, and of the next event of a target
-type."""
-COSINES = ("vectors", "last_vectors", "content")
-"""Cosines with the history and its last item by item vectors, and with the history by content."""
+SHARES = ("item_item", "to_targets")
+"""Evidence of pairs with the history, and of those that end in an event of a target type."""
+COSINES = ("vectors", "content")
+"""Cosines with the history by item vectors, and by content."""
 SASREC = "sasrec"
 """Logits of SASRec."""
 TARGET_POPULARITY = "target_popularity"
@@ -41,7 +40,7 @@ NEW = "new"
 SEEN = "seen:"
 """Begins the source of a type of events: how recently the history has such events on the item."""
 SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, RECENT, TARGET_POPULARITY, MODEL)
-FORMS = ("value", "rank", "gap")
+FORMS = ("value", "rank")
 OF_NEW = (*COSINES, SASREC, MODEL)
 """Sources that know something of items without events."""
 
@@ -268,8 +267,8 @@ def features_of(
     known = there & ~np.isnan(values)
     if _is_plain(source):
         return {source: np.where(known, values, 0)}
-    filled, rank, gap = (form[0] for form in _forms([source], values[None], there))
-    features = {f"{source}.value": filled, f"{source}.rank": rank, f"{source}.gap": gap}
+    forms = _forms([source], values[None], there)
+    features = {f"{source}.{form}": found[0] for form, found in zip(FORMS, forms, strict=True)}
     if source == MODEL:
         features[f"{source}.missing"] = (there & ~known).astype(np.float64)
     return features
@@ -277,24 +276,15 @@ def features_of(
 
 def _forms(
     sources: Sequence[str], values: NDArray[np.floating[Any]], there: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The `FORMS` of (S, n, w) values of several sources, each (S, n, w)."""
     known = there & ~np.isnan(values)
-    high = np.where(known, values, -np.inf).max(axis=2, keepdims=True, initial=-np.inf)
     low = np.where(known, values, np.inf).min(axis=2, keepdims=True, initial=np.inf)
-    high, low = (np.where(np.isfinite(bound), bound, 0.0) for bound in (high, low))
-    filled = np.where(known, values, low)
-    gap = filled - high
-    shares = np.array([source in SHARES for source in sources])
-    if shares.any():
-        most = high[shares]
-        gap[shares] = np.divide(
-            filled[shares], most, out=np.zeros_like(gap[shares]), where=most > 0
-        )
+    filled = np.where(known, values, np.where(np.isfinite(low), low, 0.0))
     ranks = _ranks(values.reshape(-1, there.shape[1]), known.reshape(-1, there.shape[1]))
     logs = np.log1p(np.arange(there.shape[1] + 1))
     rank = logs[ranks].reshape(values.shape)
-    return np.where(there, filled, 0), np.where(there, rank, 0), np.where(there, gap, 0)
+    return np.where(there, filled, 0), np.where(there, rank, 0)
 
 
 def _ranks(values: NDArray[np.floating[Any]], known: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -52,8 +52,7 @@ from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
-FORMAT = 6  # of the files; up to 4, they had scores by common users
-LINEAR = 5  # the same without a network
+FORMAT = 7  # of the files; up to 6, the last item was a source
 NETWORK = "reranker_network.npy"
 TARGET_COUNTS = "target_popularity.npy"
 RECENT_COUNTS = "recent_popularity.npy"
@@ -128,7 +127,6 @@ class Retrieval:
             TARGET_POPULARITY: self.types,
             RECENT: self.recent,
             "vectors": self.vectors,
-            "last_vectors": self.vectors,
             "content": self.content,
             SASREC: self.sasrec,
         }
@@ -217,10 +215,9 @@ class Retrieval:
     ) -> Proposals:
         """Items for the reranker: those of `candidates`, then k/2 of each further source.
 
-        These are the items with the most evidence given the last item, the nearest by content and
-        by SASRec (or by vectors without one), and k/4 popular items (and k/4 recently popular ones,
-        if times are known). Of the `later` items, which `allowed` then includes, it is the nearest
-        by content and by SASRec.
+        These are the nearest by content and by SASRec (or by vectors without one), and k/4 popular
+        items (and k/4 recently popular ones, if times are known). Of the `later` items, which
+        `allowed` then includes, it is the nearest by content and by SASRec.
         `grown` as in `Evidence`.
         """
         size = len(self) + (0 if later is None else len(later))
@@ -229,7 +226,7 @@ class Retrieval:
         if (native := evidence.native) is not None:
             return Proposals(*native.propose(evidence, k, free), evidence)
         first, half = self._candidates(evidence, k, blocked), -(-k // 2)
-        proposed = [first.items, best_items(evidence.last_shares, half, blocked)]
+        proposed = [first.items]
         if self.types is not None:
             proposed.append(best_items(evidence.to_targets, half, blocked))
             seen = WeightedItems.decayed(histories, len(self), SEEN_DECAY).entries(len(self))
@@ -329,9 +326,8 @@ class Retrieval:
                 np.save(folder / f"{CONTENT}.{name}.npy", terms.idf, allow_pickle=False)
         if self.vectors is not None:
             np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
-        linear = self.reranker is None or self.reranker.network is None
         settings = {
-            "format": LINEAR if linear else FORMAT,
+            "format": FORMAT,
             "decay": self.item_item.decay,
             "smoothing": self.smoothing,
             "behaviours": []
@@ -373,7 +369,7 @@ class Retrieval:
             format_ = settings.get("format", 1)
         except (OSError, AttributeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
-        if format_ not in (LINEAR, FORMAT):
+        if format_ != FORMAT:
             raise ArtifactError(
                 f"{folder} was made by another version of this program; give the command that made "
                 "the bundle again, such as `recsys run --name NAME`"

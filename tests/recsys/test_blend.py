@@ -47,11 +47,11 @@ WEIGHTS = {
 }
 INPUTS = (
     "popularity",
-    "sasrec.gap",
+    "sasrec.value",
     "model.missing",
     "model.value",
     "content.rank",
-    "item_item.gap",
+    "item_item.rank",
 )
 UNITS = np.random.default_rng(4).normal(size=(5, len(INPUTS) + 2))
 BLEND = Reranker(WEIGHTS, candidates=12, nodes=400, network=Network(INPUTS, UNITS))
@@ -99,16 +99,12 @@ def slow_features(source, values) -> list[dict[str, float]]:
     known = [v for v in values if v is not None]
     if source == "popularity":
         return [{source: v} for v in values]
-    best, worst = max(known, default=0.0), min(known, default=0.0)
+    worst = min(known, default=0.0)
     features = []
     for v in values:
         filled = worst if v is None else v
         above = len(known) if v is None else sum(other > v for other in known)
-        gap = filled - best
-        if source in ("item_item", "last_item"):
-            gap = filled / best if best else 0.0
         row = {f"{source}.value": filled, f"{source}.rank": math.log(1 + above)}
-        row[f"{source}.gap"] = gap
         if source == "model":
             row["model.missing"] = float(v is None)
         features.append(row)
@@ -134,7 +130,7 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     items = [IDS.index(name) for name in names]
     values = {"model": list(rec.score([request.history], [names])[0])}
     evidence, places = Evidence(retrieval, asked), np.array([items])
-    for source in ("item_item", "last_item", "vectors", "content", "last_vectors", "sasrec"):
+    for source in ("item_item", "vectors", "content", "sasrec"):
         values[source] = evidence.values(places, [source])[source][0].tolist()
     counts = np.bincount(TRAINED.items, minlength=ITEMS)
     values["popularity"] = [math.log(1 + counts[i]) for i in items]

@@ -25,12 +25,13 @@ from recsys.evaluation.compare import compare
 from recsys.evaluation.gate import count_compared, evaluate_alike, with_enough_users
 from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.protocol import EvaluationConfig, evaluate, find, select
-from recsys.interactions import Interactions
+from recsys.interactions import Histories, Interactions
 from recsys.pipeline import Context
-from recsys.retrieval import Reranker, digest
+from recsys.retrieval import ItemItem, Reranker, digest
 from recsys.splits import label_ends
 
 ITEMS, USERS = 40, 60
+PAIRS = ItemItem.count(Histories.of([[0, 1]]), ITEMS)
 SMALL = EvaluationConfig(ks=(1, 5, 10), resamples=60)
 
 
@@ -492,7 +493,7 @@ def test_the_stage_writes_an_artifact_and_prints_its_tables(context, capsys):
     assert document["semantic_ids"]["colliding_items"] == 0
     assert document["warnings"] == []
     assert (
-        pq.read_table(path / "users.parquet").num_rows == 10 * document["data"]["users_evaluated"]
+        pq.read_table(path / "users.parquet").num_rows == 12 * document["data"]["users_evaluated"]
     )
     shown = capsys.readouterr().err
     assert "TEST" in shown
@@ -579,7 +580,7 @@ def asked_users(count):
 )
 def test_what_may_be_wrong_with_figures_is_a_warning(context, monkeypatch, bundle, words):
     plain = SimpleNamespace(
-        reranker=None, counts=np.zeros(ITEMS), vectors=None,
+        reranker=None, counts=np.zeros(ITEMS), vectors=None, item_item=PAIRS,
         fitted_on=digest(Dataset.load(context.workspace.dataset).train_histories),
     )  # fmt: skip
     if "files" in bundle:
@@ -604,8 +605,9 @@ def test_semantic_ids_of_other_events_are_refused(context, shop):
 def test_a_bundle_that_blends_is_measured_beside_its_model_alone(context, monkeypatch):
     weights, alike = {"popularity": 1.0}, SimpleNamespace(vectors=np.ones((ITEMS, 1)))
     retrieval = SimpleNamespace(
-        reranker=Reranker(weights), counts=np.zeros(ITEMS), fitted_on=None, vectors=alike
-    )
+        reranker=Reranker(weights), counts=np.zeros(ITEMS), fitted_on=None, vectors=alike,
+        item_item=PAIRS,
+    )  # fmt: skip
     monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     document = json.loads((run.stage(context) / "report.json").read_text(encoding="utf-8"))
     assert document["rankers"][:2] == ["blended", "model"]
@@ -624,7 +626,7 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(context, monkey
 
 def test_a_retrieval_that_has_seen_the_split_is_refused(context, shop, monkeypatch):
     counts = np.bincount(shop.interactions.item, minlength=ITEMS).astype(float)  # all events
-    retrieval = SimpleNamespace(reranker=None, counts=counts, fitted_on=None)
+    retrieval = SimpleNamespace(reranker=None, counts=counts, fitted_on=None, item_item=PAIRS)
     retrieval.vectors = None
     monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     with pytest.raises(DataError, match="leak: retrieval has counted"):

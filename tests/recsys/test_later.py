@@ -144,12 +144,12 @@ def test_a_later_item_in_a_history_counts_by_its_content():
     evidence = Evidence(retrieval, Histories.of([[2, ITEMS]]), later)
     items = np.array([[0, 1]])
     rows, new = rows_of(TABLE), rows_of(LATER)
-    found = evidence.values(items, ["content", "last_item"])
+    found = evidence.values(items, ["content", "item_item"])
     whole = {t: 0.6 * rows[2].get(t, 0) + new[0].get(t, 0) for t in rows[2] | new[0]}
     length = math.sqrt(dot(whole, whole))
     wanted = [dot(whole, rows[0]) / length, dot(whole, rows[1]) / length]
     np.testing.assert_allclose(found["content"][0], wanted, atol=1e-6)
-    assert not found["last_item"].any()
+    np.testing.assert_allclose(found["item_item"], evidence.shares.at(items))
 
 
 def test_items_described_together_or_one_by_one_are_the_same():

@@ -92,13 +92,6 @@ class TestItemItem(SourceSuite):
         return shares(DIRECTIONAL, history, item)
 
 
-class TestLastItem(SourceSuite):
-    source, proposed = "last_item", 0.5
-
-    def value(self, history, types, item):
-        return shares(DIRECTIONAL, history[-1:], item)
-
-
 class TestToTargets(SourceSuite):
     source, proposed = "to_targets", 0.5
 
@@ -142,13 +135,6 @@ class TestVectors(SourceSuite):
 
     def value(self, history, types, item):
         return cosine(of_history(NUMBERS, history), NUMBERS[item])
-
-
-class TestLastVectors(TestVectors):
-    source = "last_vectors"
-
-    def value(self, history, types, item):
-        return super().value(history[-1:], types, item)
 
 
 class TestContent(SourceSuite):

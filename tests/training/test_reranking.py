@@ -94,7 +94,7 @@ def test_without_hits_the_weights_are_those_of_the_prior(monkeypatch):
     weights = fit(nothing, SHAPE, ["content", "popularity"]).weights
     assert weights["content.value"] == pytest.approx(0.5 / found.values["content"].std())
     assert weights["popularity"] == pytest.approx(-2.0 / found.values["popularity"].std())
-    assert weights["content.rank"] == weights["content.gap"] == 0
+    assert weights["content.rank"] == 0
 
 
 @pytest.mark.parametrize(("users", "near"), [(2, True), (4000, False)])
@@ -135,13 +135,13 @@ def test_a_next_item_outside_a_short_list_is_no_hit():
 
 @pytest.mark.parametrize(("weight", "kept"), [(0.0, False), (2.0, True)])
 def test_recent_popularity_is_a_source_only_if_it_gains(weight, kept):
-    found = make({"content": 1.0, RECENT: weight}, seed=1)  # chance keeps it in one of six
+    found = make({"content": 1.0, RECENT: weight}, seed=3)  # chance keeps it in one of six
     reranker = choose(found, SHAPE, {MODEL: np.full(USERS, MISSED)}).reranker
     assert (RECENT in reranker.sources) == kept
 
 
 def test_recent_popularity_is_served_alone_although_the_reranker_does_without_it():
-    rng = np.random.default_rng(9)  # one of two seeds in sixty where chance has it so
+    rng = np.random.default_rng(29)  # one of three seeds in sixty where chance has it so
     items = np.stack([rng.permutation(100)[:30] for _ in range(8)]).astype(np.int32)
     values = {source: rng.random(items.shape) for source in ("content", RECENT)}
     drawn = 2 * values[RECENT] + rng.gumbel(size=items.shape)
@@ -184,7 +184,7 @@ def with_interaction(users: int) -> Candidates:
 
 def test_a_network_finds_what_no_sum_of_features_says():
     found = with_interaction(1500)
-    names = ("content", "vectors", "last_item")
+    names = ("content", "vectors", "item_item")
     found = replace(found, values={name: found.values[name] for name in names})
     choice = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)})
     reranker, info = choice.reranker, choice.info

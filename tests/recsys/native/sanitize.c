@@ -285,7 +285,7 @@ static Fitted make_fitted(void) {
 /* Propose, rank and give reasons; `best`: (batch, k) items. The workspace has to be clean afterwards. */
 static void blend(const Fitted *f, const Asked *asked, Ranking r, int32_t *best, int64_t *reasons) {
     const int64_t half = r.k / 2, quarter = r.k / 4;
-    const int64_t width = r.k + half * 5 + quarter * 2, most = 2 * r.k + half + quarter;
+    const int64_t width = r.k + half * 2 + quarter * 2, most = 2 * r.k + half + quarter;
     int64_t bytes = recsys_blend_workspace(f, asked->batch, most, 0);
     const int64_t ranked = recsys_blend_workspace(f, 1, r.k, width);
     if (ranked > bytes) bytes = ranked;
@@ -332,13 +332,13 @@ static void one_blend(void) {
     asked.states = floats(asked.batch * f.state_size, asked.batch * f.state_size);
     Ranking r = {.k = 1 + (int64_t)draw(12), .weighs_new = (int64_t)draw(2)};
     for (int64_t s = 0; s < POPULARITY; s++)
-        if (draw(2)) r.formed[r.formed_count++] = (Weights){s, 1, -0.5, 0.25, 0.125};
-    r.plain[r.plain_count++] = (Weights){POPULARITY, 0.5, 0, 0, 0};
-    r.plain[r.plain_count++] = (Weights){RECENT, 0.5, 0, 0, 0};
+        if (draw(2)) r.formed[r.formed_count++] = (Weights){s, 1, -0.5, 0.125};
+    r.plain[r.plain_count++] = (Weights){POPULARITY, 0.5, 0, 0};
+    r.plain[r.plain_count++] = (Weights){RECENT, 0.5, 0, 0};
     if (draw(2)) {
         Input *input = keep(malloc(30 * sizeof(Input)));
         for (int s = 0; s < r.formed_count; s++)
-            for (int64_t form = VALUE; form <= GAP && r.input_count < 27; form++)
+            for (int64_t form = VALUE; form <= RANK && r.input_count < 27; form++)
                 input[r.input_count++] = (Input){form, s};
         input[r.input_count++] = (Input){PLAIN, 1};
         input[r.input_count++] = (Input){MISSING, 0};
