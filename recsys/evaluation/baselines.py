@@ -22,6 +22,7 @@ RECENT, REPEATS = "recent popularity", "repeats"
 PAIR_RULES = "pair rules"
 SUCCESSORS = PairRules(window=1, reverse=0.0, source_damping=0.0, decay=1e-4)
 """How often each item came directly after the last item; earlier items only break ties."""
+SHRINK = 10.0  # of similarities that are based on few users
 MOST_HIDDEN = 1 << 23  # pairs of a user and an unavailable item at once
 
 
@@ -177,10 +178,8 @@ def _fit_heuristics(
     return found
 
 
-def item_knn(
-    histories: Histories, num_items: int, *, shrink: float = 10.0, decay: float = 0.7
-) -> ItemItem:
-    """Item-kNN: common users over `sqrt(users of a * users of b) + shrink`; 0 for a = b."""
+def item_knn(histories: Histories, num_items: int) -> ItemItem:
+    """Item-kNN: common users over `sqrt(users of a * users of b) + SHRINK`; 0 for a = b."""
     shape = (len(histories), num_items)
     taken = sparse.csr_array(
         (np.ones(len(histories.items)), (histories.rows, histories.items)), shape=shape
@@ -189,6 +188,6 @@ def item_knn(
     users = np.bincount(taken.indices, minlength=num_items).astype(np.float64)
     common = (taken.T @ taken).tocoo()
     a, b = common.coords
-    similarity = np.where(a == b, 0, common.data / (np.sqrt(users[a] * users[b]) + shrink))
+    similarity = np.where(a == b, 0, common.data / (np.sqrt(users[a] * users[b]) + SHRINK))
     shape = (num_items, num_items)
-    return ItemItem.of(sparse.csr_array((similarity, (a, b)), shape=shape), decay)
+    return ItemItem.of(sparse.csr_array((similarity, (a, b)), shape=shape), decay=0.7)

@@ -44,12 +44,6 @@ class TestDirectional(RankerSuite):
         return ItemItem.count(self.TRAINED, self.ITEMS)
 
 
-class TestSuccessors(RankerSuite):
-    @pytest.fixture
-    def ranker(self):
-        return fit_baselines(self.TRAINED, self.ITEMS)["successors"]
-
-
 class TestSasRec(RankerSuite):
     exact = False  # products of one row and of many may round differently
 

@@ -152,12 +152,6 @@ def test_a_number_out_of_range_is_refused_by_name(make_context):
         retrieval.stage(make_context(retrieval={"beams": 0}))
 
 
-def test_vectors_take_part_where_the_semantic_ids_have_some(context):
-    features = context.workspace.run("ids") / "features.npy"
-    np.save(features, np.eye(27, 4, dtype=np.float32) + 0.1)
-    assert "vectors" in Retrieval.load(retrieval.stage(context)).sources
-
-
 def test_when_time_is_over_the_reranker_is_fitted_on_a_sample(context, monkeypatch):
     monkeypatch.setattr(retrieval, "BATCH", 8)
     monkeypatch.setattr(retrieval, "LEAST_DECODED", 16)
