@@ -6,7 +6,7 @@ import torch
 from ranker_suite import RankerSuite
 from toy_bundle import counted_codes, items_table, write_bundle
 
-from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines, item_knn
+from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender
 from recsys.retrieval import ItemItem
@@ -30,12 +30,6 @@ class TestRepeats(RankerSuite):
     @pytest.fixture
     def ranker(self):
         return Repeats()
-
-
-class TestItemKnn(RankerSuite):
-    @pytest.fixture
-    def ranker(self):
-        return item_knn(self.TRAINED, self.ITEMS)
 
 
 class TestDirectional(RankerSuite):

@@ -13,7 +13,6 @@ from recsys.artifacts import read_manifest
 from recsys.bundle import RETRIEVAL, Bundle
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
-from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, PairRules, Retrieval, digest
@@ -72,25 +71,6 @@ def test_a_pair_of_the_newest_events_is_counted_by_what_is_served_alone(context,
     assert served.counts.sum() == len(events)
     assert trained.counts.sum() == (dataset.split == TRAIN).sum()
     assert served.reranker == trained.reranker
-
-
-def test_nothing_but_training_events_is_counted(context, shop, monkeypatch):
-    monkeypatch.setattr(retrieval, "search_rules", lambda *_: PairRules())
-    before = retrieval.stage(context) / "trained"
-    arrays = {f.name: np.load(f) for f in before.glob("*.npy")}
-    dataset = shop.chain_dataset()
-    events = dataset.interactions
-    item = np.where(dataset.split == TRAIN, events.item, (events.item + 7) % shop.ITEMS)
-    other = Interactions(
-        events.user, item.astype(np.int32), events.timestamp, events.rating, events.user_ids,
-        events.item_ids, events.has_time,
-    )  # fmt: skip
-    shop.write_parents(
-        context.workspace, dataset=Dataset(other, dataset.split, dataset.items), centroids=True
-    )
-    after = retrieval.stage(context) / "trained"
-    for file, array in arrays.items():
-        np.testing.assert_array_equal(array, np.load(after / file))
 
 
 def test_the_pair_rules_of_validation_users_are_counted(context, monkeypatch):
