@@ -200,7 +200,8 @@ def _write(
             pairs = ItemItem.count(trained, size, search_rules(trained, size, dataset.validation()))
         else:
             pairs = known.item_item
-        others = fit_baselines(trained, size, times) | {PAIR_RULES: pairs}
+        others = fit_baselines(trained, size, times)
+        others[PAIR_RULES] = pairs
         if (taught_by := load_sasrec(bundle_path, size)) is not None:
             others["SASRec"] = taught_by
         others = of_available(others, available)

@@ -55,8 +55,9 @@ class PairRules:
         self, events: NDArray[np.integer]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(items,) factors of the pairs given an item, and of those for an item."""
-        source = (events + self.source_offset).clip(1) ** -self.source_damping
-        target = (events + self.target_offset).clip(1) ** -self.target_damping
+        counts = events.astype(np.float64)
+        source = np.maximum(counts + self.source_offset, 1) ** -self.source_damping
+        target = np.maximum(counts + self.target_offset, 1) ** -self.target_damping
         return source, target
 
 

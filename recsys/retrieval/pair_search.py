@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,7 @@ def search_rules(
     return best if gap.mean() > ERRORS * gap.std() / len(gap) ** 0.5 else DIRECTIONAL
 
 
-def _draw(rng: np.random.Generator, widest: int) -> dict[str, float]:
+def _draw(rng: np.random.Generator, widest: int) -> dict[str, Any]:
     """Values of all fields of `PairRules`."""
     offsets = (0, 1, 3, 10, 30, 100)
     return {
