@@ -104,7 +104,7 @@ def per_user(result: Result, dataset: Dataset) -> pa.Table:
 
 
 def tables(document: dict[str, Any]) -> list[Table]:
-    """Tables for a terminal: one for each kind of targets and each mode, and the `COLD` groups."""
+    """Tables for a terminal: one for each kind of targets and each mode."""
     shown = []
     for kind in _kinds(document):
         for mode in _modes(document):
@@ -134,7 +134,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
                 cells.append(f"{row['coverage']:.1%}")
                 table.add_row(ranker, *cells, style="bold" if i == 0 else "")
             shown.append(table)
-    return shown + _cold_table(document)
+    return shown
 
 
 def cold_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -156,32 +156,6 @@ def cold_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
             users = next(iter(rows_by.values()))["users"]
             rows.append({"group": group, "users": users, "rankers": rows_by})
     return rows
-
-
-def _cold_table(document: dict[str, Any]) -> list[Table]:
-    """The table of the `COLD` groups for a terminal, if there are any."""
-    rows, first = cold_rows(document), document["rankers"][0]
-    shown = [first, *(name for name in SIMPLE if name in document["rankers"] and name != first)]
-    if not rows:
-        return []
-    table = Table(
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        title=f"Where little is known: Recall@{document['headline']['k']}, seen items "
-        f"{document['headline']['seen']}",
-        caption=f"below the baselines: {first} minus the baseline, 95 % interval, paired",
-    )
-    table.add_column("")
-    for name in ("users", *shown):
-        table.add_column(name, justify="right")
-    for row in rows:
-        cells = [f"{row['rankers'][first]['mean']:.4f}"]
-        for name in shown[1:]:
-            measured = row["rankers"][name]
-            low, high = (f"{measured[key]:+.3f}" for key in ("gap_low", "gap_high"))
-            cells.append(f"{measured['mean']:.4f}\n[dim]{low} to {high}[/dim]")
-        table.add_row(row["group"], f"{row['users']:,}", *cells)
-    return [table]
 
 
 def headline(document: dict[str, Any]) -> list[str]:

@@ -148,7 +148,7 @@ async def test_no_id_of_an_erased_user_is_left_in_the_file(path, opened, event, 
     assert (await store.history.read(users[1], 1)).items == ["x"]
 
 
-@pytest.mark.parametrize(("program", "kinds", "kills"), [("store", 2, 6), ("artifacts", 4, 10)])
+@pytest.mark.parametrize(("program", "kinds", "kills"), [("store", 2, 4), ("artifacts", 4, 4)])
 def test_nothing_is_lost_if_writers_are_killed(python, program, kinds, kills):
     script = ROOT / "tests" / "stress" / f"kill_{program}.py"
     done = python(script, "--kills", kills, PYTHONPATH=str(ROOT))
