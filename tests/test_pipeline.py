@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from starlette.testclient import TestClient
 from toy_bundle import wait_until_ready
 
 from recsys.config import Settings
-from recsys.errors import RecsysError
 from recsys.evaluation import run as evaluation
 from recsys.evaluation import search
 from recsys.evaluation.protocol import EvaluationConfig
@@ -70,43 +68,27 @@ def test_a_restarted_recommender_gives_the_same_bits(road):
     assert first.recommend_batch(request) == again.recommend_batch(request)
 
 
-def test_evaluation_in_two_processes_writes_the_same_report(road, tmp_path, monkeypatch):
+def test_evaluation_on_two_threads_writes_the_same_report(road, tmp_path, monkeypatch):
     context, _ = road
-    monkeypatch.setattr(search, "CHUNK", 16)  # so that each process ranks some
-    threads = torch.get_num_threads()
+    monkeypatch.setattr(search, "CHUNK", 16)  # so that each thread ranks some
+    rank, ranked_by = search.rank_histories, set()
+
+    def noted(recommender, *args, **options):
+        ranked_by.add(id(recommender.engine))
+        return rank(recommender, *args, **options)
+
+    monkeypatch.setattr(search, "rank_histories", noted)
+    before = torch.get_num_threads()
     reports = []
-    for processes in (1, 2):
-        config = EvaluationConfig(ks=(1, 10), resamples=20, processes=processes)
-        workspace, out = context.workspace, tmp_path / str(processes)
+    for threads in (1, 2):
+        ranked_by.clear()
+        config = EvaluationConfig(ks=(1, 10), resamples=20, threads=threads)
+        workspace, out = context.workspace, tmp_path / str(threads)
         evaluation.evaluate_bundle(workspace.bundle, workspace.dataset, config, out)
         reports.append(json.loads((out / evaluation.JSON).read_text(encoding="utf-8")))
-        assert reports[-1]["protocol"].pop("processes") == processes
+        assert reports[-1]["protocol"].pop("threads") == len(ranked_by) == threads
     assert reports[0] == reports[1]
-    assert torch.get_num_threads() == threads
-
-
-def test_an_evaluation_whose_other_process_is_killed_ends_with_an_error(
-    road, tmp_path, monkeypatch
-):
-    plain = search.rank_histories
-
-    def kill_others(*args, **options):
-        for process in multiprocessing.active_children():
-            process.kill()
-        return plain(*args, **options)
-
-    monkeypatch.setattr(search, "rank_histories", kill_others)
-    with pytest.raises(RecsysError, match="was ended from outside"):
-        evaluate_in_two(road, road[0].workspace.bundle, tmp_path, monkeypatch)
-
-
-def evaluate_in_two(road, bundle, folder, monkeypatch):
-    monkeypatch.setattr(search, "CHUNK", 16)
-    config = EvaluationConfig(ks=(1, 10), resamples=20, processes=2)
-    try:
-        evaluation.evaluate_bundle(bundle, road[0].workspace.dataset, config, folder / "out")
-    finally:
-        assert not (folder / "out").exists()
+    assert torch.get_num_threads() == before
 
 
 def test_a_new_item_is_placed_by_what_it_is_and_recommended(road):

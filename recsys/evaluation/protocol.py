@@ -101,10 +101,9 @@ class EvaluationConfig:
     """Size of a random sample of users; by default all users."""
     batch_size: PositiveInt = internal(default=32)
     """Users per batch of the search."""
-    processes: PositiveInt | None = None
-    """Processes that rank in parallel, this one among them, each with its own copy of the model;
-    results do not depend on it. By default one per thread of torch, or one for few users and on a
-    GPU."""
+    threads: PositiveInt | None = None
+    """Threads that rank in parallel and share the model; results do not depend on it. By default
+    those of torch, or one on a GPU."""
     device: str = AUTO
     """Torch device of the model, or `auto`: a GPU, where there is one and it ranks a batch sooner
     than the CPU. Scores differ by rounding."""

@@ -38,7 +38,7 @@ from recsys.evaluation.protocol import (
     select,
 )
 from recsys.evaluation.rankings import rank_histories
-from recsys.evaluation.search import CHUNK, Search
+from recsys.evaluation.search import CHUNK, rank_users
 from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say
@@ -126,11 +126,11 @@ def evaluate_bundle(
 
 
 def _lists(
-    search: Search, recommender: Recommender, histories: Histories
+    recommender: Recommender, histories: Histories, config: EvaluationConfig
 ) -> dict[str, dict[Seen, Lists]]:
     """The recommender's lists by name and mode, all from one search per user."""
-    modes = search.config.seen_modes
-    ranked = search.rank(histories, tuple(mode == "masked" for mode in modes))
+    modes = config.seen_modes
+    ranked = rank_users(recommender, histories, tuple(mode == "masked" for mode in modes), config)
     first, alone = (
         {mode: both[which] for mode, both in zip(modes, ranked, strict=True)} for which in range(2)
     )
@@ -208,9 +208,8 @@ def _write(
         everyone = select(dataset, config, available)
         config = _in_time(config, recommender, others, everyone, end)
         examples = select(dataset, config, available)
-        with Search(bundle_path, recommender, len(examples), config) as search:
-            ours = _lists(search, recommender, examples.histories)
-            info["decoding_seconds"] = round(time.perf_counter() - start, 1)
+        ours = _lists(recommender, examples.histories, config)
+        info["decoding_seconds"] = round(time.perf_counter() - start, 1)
         near = known.vectors if known is not None else None
         together = replace(config, batch_size=CHUNK)  # only baselines are left
         vectors = None if near is None else near.vectors
@@ -269,7 +268,7 @@ def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
 def _settings(config: EvaluationConfig) -> dict[str, Any]:
     """The settings that the figures depend on, but for rounding."""
     settings = as_dict(config)
-    del settings["processes"], settings["device"]
+    del settings["threads"], settings["device"]
     return settings
 
 
