@@ -19,6 +19,7 @@ from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import load_model
 from recsys.models.packed import pack
+from recsys.models.state_draft import StateDraft, is_state_draft
 from recsys.modes import Mode
 from recsys.prompts import PromptEncoder
 from recsys.requests import MIN_BEAMS
@@ -30,7 +31,7 @@ class Models:
 
     Attributes:
         target: Hugging Face model.
-        draft: the same; None if the bundle has none.
+        draft: the same, or a `StateDraft`; None if the bundle has none.
         mode: how requests in mode `auto` are decoded.
         on_cpu: whether they are on a CPU.
     """
@@ -56,7 +57,12 @@ class Models:
         on_cpu = torch.device(chosen).type == CPU
         draft = None  # a request may need it in any mode
         if bundle.draft is not None:
-            draft = load_for(bundle.draft, dtype, chosen)
+            is_state = is_state_draft(bundle.draft)
+            draft = (
+                StateDraft.load(bundle.draft).to(chosen)
+                if is_state
+                else load_for(bundle.draft, dtype, chosen)
+            )
         if mode == Mode.AUTO:
             mode = Mode.BEAM if on_cpu else Mode.PLANNED
         return cls(load_for(bundle.target, dtype, chosen), draft, mode, on_cpu)

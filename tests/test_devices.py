@@ -28,9 +28,9 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding import (
-    CandidateDrafter,
     ModelDrafter,
     SearchRequest,
+    StateDrafter,
     beam_search,
     complete,
     score_rows,
@@ -43,6 +43,7 @@ from recsys.evaluation.protocol import EvaluationConfig
 from recsys.evaluation.rankings import rank_histories
 from recsys.evaluation.run import _load
 from recsys.interactions import Histories
+from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.pipeline import STAGES, Context, load_stage
 from recsys.prompts import PromptConfig
@@ -65,6 +66,7 @@ from recsys.training.state import Checkpoints
 from recsys.training.supervised import describe
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import Validation
+from recsys.vocabulary import Vocabulary
 from recsys.warm_up import warm_up
 
 SMALL = {
@@ -147,6 +149,7 @@ OBJECTIVES = {
     "whole vocabulary": {"objective": "seqkd", "ablations": ["unconstrained", "top-1"]},
     "trees": {"objective": "tree-kd"},
     "margins": {"objective": "margin-kd"},
+    "states": {"objective": "state-kd"},
     "another shape": {"init_from_target": False, "architecture": {"hidden_size": 16, "heads": 1}},
 }
 
@@ -360,9 +363,7 @@ FULL = SearchRequest(
 )  # fmt: skip
 DRAWN = SearchRequest(PROMPTS, exclude=ROWS, seeds=range(5))
 K = 6
-# Two requests have the right candidates, so they end before the others.
-BEST = beam_search(TARGET, PLAIN, TRIE, K).rows.numpy()
-SOME_RIGHT = [*BEST[:2], *ROWS[2:]]
+STATES = StateDraft.of(TARGET, Vocabulary((64,) * 4, (0,) * 4, 64)).eval()
 WAYS = {
     "beam": lambda target, draft, request: beam_search(target, request, TRIE, K),
     "exhaustive": lambda target, draft, request: speculative_beam_search(
@@ -371,8 +372,8 @@ WAYS = {
     "draft": lambda target, draft, request: speculative_beam_search(
         target, ModelDrafter(draft, 20), request, TRIE, K
     ),
-    "candidates": lambda target, draft, request: speculative_beam_search(
-        target, CandidateDrafter(SOME_RIGHT), request, TRIE, K
+    "state": lambda target, draft, request: speculative_beam_search(
+        target, StateDrafter(copy.deepcopy(STATES).to(target.device), 20), request, TRIE, K
     ),
     "complete": lambda target, draft, request: complete(
         target, beam_search(target, request, TRIE, K), request, TRIE
@@ -382,7 +383,7 @@ WAYS = {
     ),
 }
 CASES = [(way, request) for way in WAYS for request in ("plain", "full") if way != "relaxed"]
-CASES += [(way, "drawn") for way in ("beam", "exhaustive", "draft", "candidates", "relaxed")]
+CASES += [(way, "drawn") for way in ("beam", "exhaustive", "draft", "state", "relaxed")]
 REQUESTS = {"plain": PLAIN, "full": FULL, "drawn": DRAWN}
 
 

@@ -360,9 +360,9 @@ class TreeAlignment(nn.Module):
             [p.to(kind) for p in log_probs[:depth]], log_q,
         )  # fmt: skip
         if settings.objective == "tree-kd":
-            align = self._tree_kd(levels)
+            align = tree_kd(levels, settings.flatten)
         elif settings.objective == "margin-kd":
-            align = self._tree_kd(levels) + settings.margin * self._margin(levels)
+            align = tree_kd(levels, settings.flatten) + settings.margin * self._margin(levels)
         else:
             level_p = [p.to(kind) for p in log_probs[states.shape[1] :]]
             align = self._sequences(levels, log_q, whole_p, level_p)
@@ -454,19 +454,23 @@ class TreeAlignment(nn.Module):
             total = total + row.mean()
         return total / len(levels.real)
 
-    def _tree_kd(self, levels: Levels) -> torch.Tensor:
-        """Mean over levels of `losses.forward_kl` with a rest bucket; nodes weigh p(prefix)."""
-        total = levels.log_q[0].new_zeros(())
-        for depth, (score_p, _, real) in enumerate(levels.candidates()):
-            log_p = levels.log_p[depth]
-            row = losses.forward_kl(
-                losses.with_rest(log_p, real), losses.with_rest(levels.log_q[depth], real)
-            )
-            # The score of the prefix is the score of any child minus the child's own step.
-            prefix = (score_p - log_p.masked_fill(~real, 0.0))[..., 0]
-            weight = losses.allowed(prefix / self._settings.flatten, real.any(-1)).exp()
-            total = total + (weight * row).sum(-1).mean()
-        return total / len(levels.real)
+
+def tree_kd(levels: Levels, flatten: float) -> torch.Tensor:
+    """Mean over levels of `losses.forward_kl` with a rest bucket.
+
+    Nodes weigh p(prefix)^(1 / flatten).
+    """
+    total = levels.log_q[0].new_zeros(())
+    for depth, (score_p, _, real) in enumerate(levels.candidates()):
+        log_p = levels.log_p[depth]
+        row = losses.forward_kl(
+            losses.with_rest(log_p, real), losses.with_rest(levels.log_q[depth], real)
+        )
+        # The score of the prefix is the score of any child minus the child's own step.
+        prefix = (score_p - log_p.masked_fill(~real, 0.0))[..., 0]
+        weight = losses.allowed(prefix / flatten, real.any(-1)).exp()
+        total = total + (weight * row).sum(-1).mean()
+    return total / len(levels.real)
 
 
 def _node_places(states: torch.Tensor) -> list[slice]:

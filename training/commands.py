@@ -63,7 +63,8 @@ class DraftOptions:
         str | None,
         typer.Option(
             help="auto, sft, wordkd, tvdkd, seqkd, atspeed-s (renormalised), atspeed-s-eq4 (as "
-            "printed), atspeed-r, tree-kd or margin-kd."
+            "printed), atspeed-r, tree-kd, margin-kd, or state-kd (small networks that read the "
+            "target's state, instead of a small model)."
         ),
     ] = None
     base: Annotated[

@@ -2,7 +2,8 @@
 
 It starts as the target's first layers, at random, or as a pretrained checkpoint with the target's
 tokenizer, and is trained on the next items alone (sft) or aligned to the target by one of the
-objectives of `recsys.training.alignment`. A run makes one only where its answers will use it.
+objectives of `recsys.training.alignment`. With `state-kd` it is a `StateDraft`. A run makes one
+only where its answers will use it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from recsys.errors import ConfigError
 from recsys.loading import answering_device
 from recsys.models.architecture import architecture
 from recsys.models.checkpoint import build, load_model, save_model
+from recsys.models.state_draft import StateDraft, is_state_draft
 from recsys.pipeline import LEAST_MINUTES, SHARES, Context
 from recsys.progress import say
 from recsys.prompts import PromptEncoder
@@ -40,8 +42,17 @@ from recsys.training.initialise import initialise_from_centroids, initialise_fro
 from recsys.training.loop import Data, fit
 from recsys.training.objective import NextToken
 from recsys.training.pretrained import add_lora, load_draft_base, load_tokenizer
-from recsys.training.settings import ON_TREES, ON_WORDS, OURS, TRIED, DraftConfig, Objective
+from recsys.training.settings import (
+    ON_TREES,
+    ON_WORDS,
+    OURS,
+    STATE,
+    TRIED,
+    DraftConfig,
+    Objective,
+)
 from recsys.training.state import Checkpoints, Progress
+from recsys.training.state_alignment import StateAlignment, StateBatches, target_states
 from recsys.training.supervised import (
     TRAINED,
     Material,
@@ -137,7 +148,10 @@ def train(context: Context) -> Path:
     if progress.best and "recall@10" not in progress.best:
         info["validation"] = {**progress.best, "users": config.accept_users}
     with write_trained(output, checkpoints, info) as folder:
-        save_model(model, folder / MODEL, merge=config.lora is None or config.lora.merge)
+        if config.objective == STATE:
+            model.save_pretrained(folder / MODEL)
+        else:
+            save_model(model, folder / MODEL, merge=config.lora is None or config.lora.merge)
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder / MODEL))
         target.vocabulary.save(folder)
@@ -151,6 +165,8 @@ def _objectives(config: DraftConfig, context: Context) -> Sequence[Objective]:
     """
     if config.objective != AUTO:
         return (config.objective,)
+    if (served := _served(context)) is not None and is_state_draft(served):
+        return (STATE,)
     minutes = config.max_minutes or SHARES[KIND] * (context.minutes or 0)
     return TRIED if minutes >= LEAST_FOR_TRIALS and config.accept_users else (OURS,)
 
@@ -206,6 +222,10 @@ def start(
         ConfigError: a checkpoint with another vocabulary than the target's.
     """
     vocabulary, tokenizer = target.vocabulary, None
+    if config.objective == STATE:
+        return StateDraft.of(target.load_model(), vocabulary), None
+    if served is not None and is_state_draft(served):
+        served = None
     is_cut = config.base is None and config.init_from_target
     if config.base is not None and served is not None:
         model, tokenizer = load_model(served, dtype=torch.float32), load_tokenizer(served)
@@ -271,6 +291,8 @@ def train_draft(
 
     def make(device: torch.device, model: Any, target: Any) -> nn.Module:
         target.to(device)
+        if config.objective == STATE:
+            return StateAlignment(model, DeviceTrie.of(trie, device), config.alignment.flatten)
         dtype, smoothing = training_dtype(model, config, device), config.label_smoothing
         if data is not None:
             return TreeAlignment(
@@ -289,6 +311,14 @@ def train_draft(
     batches: Data
     if data is None:
         batches = training_batches(dataset, encoder, config, seed)
+    elif config.objective == STATE:
+        if trie.num_levels < 3:
+            raise ConfigError(
+                "draft.objective: state-kd drafts behind the first level, and saves no pass of a "
+                f"catalog of {trie.num_levels} levels; use margin-kd"
+            )
+        states = target_states(model, target, encoder.encode_all(data.prompts.histories))
+        batches = StateBatches(states, data.trees, trie, config.batch_tokens, seed)
     else:
         batches = _tree_batches(trie, encoder, config, data, seed)
     module, device = on_chosen_device(KIND, [model, target], make, batches, config)

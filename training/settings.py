@@ -23,18 +23,21 @@ LEARNED = ("rq-kmeans", "rq-vae")  # methods that learn codes from features
 Method = Literal["rq-vae", "rq-kmeans", "imported"]
 Objective = Literal[
     "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd",
-    "margin-kd",
+    "margin-kd", "state-kd",
 ]  # fmt: skip
 # What each objective learns from, in addition to the next items.
 ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of the windows
 # The teacher's trees.
-ON_TREES = ("seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd", "margin-kd")
+ON_TREES = (
+    "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd", "margin-kd", "state-kd",
+)  # fmt: skip
 Ablation = Literal[
     "released", "temperature", "no-density", "node-tokens", "unconstrained", "top-1", "last-beams",
 ]  # fmt: skip
 # Objectives whose optimum is the target itself need no recommendation loss.
 _COMPLETE = ("tree-kd", "margin-kd")
 OURS: Final = "margin-kd"  # accepts the most levels in equal time (docs/experiments.md)
+STATE: Final = "state-kd"  # the draft is then no language model (recsys.models.state_draft)
 TRIED: Final = (OURS, "atspeed-s", "atspeed-r")  # of `auto`
 Precision = Literal["auto", "bf16", "float32"]
 
@@ -385,7 +388,8 @@ class DraftConfig(SupervisedConfig):
     objective: Objective | Literal["auto"] = AUTO
     """What the draft learns (docs/alignment.md). `auto` is the one of margin-kd, atspeed-s and
     atspeed-r that saves most passes on validation after equal times, or margin-kd if the stage has
-    less than two minutes. Runs that name an objective train a draft on any machine."""
+    less than two minutes. Runs that name an objective train a draft on any machine. With `state-kd`
+    it is no language model: small networks that read the target's state."""
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     """Weight of the alignment loss; 1 - alpha is the weight of the recommendation loss. None means
     .5, or 1 for tree-kd and margin-kd."""
@@ -424,6 +428,10 @@ class DraftConfig(SupervisedConfig):
             raise ConfigError(
                 "ablations: without density regularisation, atspeed-s-eq4 rewards probability "
                 "outside of V_c; use atspeed-s, which renormalises"
+            )
+        if self.base is not None and self.objective == STATE:
+            raise ConfigError(
+                "base: a draft of state-kd is no language model; leave draft.base out"
             )
         if self.lora is not None and self.base is None:
             raise ConfigError("lora: adapts a pretrained draft; give draft.base, or leave lora out")

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset, Examples
-from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
+from recsys.decoding import SearchRequest, beam_search, speculative_beam_search
+from recsys.decoding.draft import drafter_of
 from recsys.prompts import PromptEncoder
 
 RANKED = 64  # users per batch of a ranking
@@ -109,7 +110,7 @@ class Acceptance:
 
     def __call__(self) -> dict[str, float]:
         """`accepted_levels` and `target_passes` of a request, means over users."""
-        drafter = ModelDrafter(self.draft, self.nodes)
+        drafter = drafter_of(self.draft, self.nodes)
         stats = [
             beams
             for start in range(0, len(self.prompts), DRAFTED)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
 from recsys.decoding.draft import (
-    CandidateDrafter,
     Drafter,
     ExhaustiveDrafter,
     ModelDrafter,
     Proposal,
+    StateDrafter,
 )
 from recsys.decoding.engine import Decoded, Engine
 from recsys.decoding.output import Beams, DecodeStats, Trace, TraceNode
@@ -21,7 +21,6 @@ from recsys.modes import Mode
 
 __all__ = [
     "Beams",
-    "CandidateDrafter",
     "DecodeStats",
     "Decoded",
     "Drafter",
@@ -33,6 +32,7 @@ __all__ = [
     "Proposal",
     "Search",
     "SearchRequest",
+    "StateDrafter",
     "Trace",
     "TraceNode",
     "beam_search",

@@ -19,11 +19,11 @@ from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import finish
-from recsys.decoding.draft import CandidateDrafter
 from recsys.decoding.expand import Frontier, stable_top
 from recsys.decoding.native import native_decoder, native_search
 from recsys.decoding.output import Beams
 from recsys.decoding.request import Search, SearchRequest
+from recsys.decoding.row_tree import RowTree
 from recsys.decoding.table import Table
 from recsys.decoding.tree import TokenTree, require_finite
 
@@ -83,11 +83,11 @@ def complete(
     if native_decoder(search) is not None and search.step.gains is None:
         return _bounded(beams, search, open_.tolist(), num_beams, max_nodes)
     part = search.take(open_)
-    known = CandidateDrafter([r[r >= 0].cpu().numpy() for r in beams.rows[open_]], beam_nodes)
+    known = [r[r >= 0].cpu().numpy() for r in beams.rows[open_]]
     answers = _Answers(beams, search, num_beams)
     with TokenTree(search.model, part.prompts, max_nodes) as tree:
         table = Table(tree, part.step)
-        table.add_levels(known.propose(part.prompts, part.step, num_beams).levels)
+        table.add_rows(RowTree.of(part.step.trie, known))
         request_of = open_  # place in `beams` of each request of the table
         while len(request_of):
             table.run()

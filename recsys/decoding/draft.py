@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
 from recsys import arguments
-from recsys.constraint.transitions import DeviceTrie, read
-from recsys.constraint.trie import NO_STATE
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import grow
-from recsys.decoding.expand import Frontier, Step
+from recsys.decoding.expand import Frontier, Step, TokenLogits
 from recsys.decoding.request import check_vocabulary
 from recsys.decoding.tree import PromptBatch, TokenTree
+from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 
 
@@ -142,60 +140,53 @@ class ExhaustiveDrafter:
         return Proposal([level])
 
 
-class CandidateDrafter:
-    """Drafts the prefixes of given rows, such as a retriever's candidates, best first.
+class StateDrafter:
+    """Drafts by a `StateDraft`, which reads the target's logits behind the prompts.
 
-    The target scores every candidate exactly in the pass that verifies the tree.
+    So the prompts take a pass of the target of their own, and there is no second model with a cache
+    of its own. The first level is the target's own choice: K nodes, always right.
     """
 
-    def __init__(self, rows: Sequence[ArrayLike], nodes: int = 256) -> None:
-        """Draft `rows` (trie rows of each request, best first), at most `nodes` a tree.
+    def __init__(self, model: StateDraft, nodes: int = 256) -> None:
+        """Draft trees of `nodes` nodes; ValueError for fewer than one."""
+        self.model, self.nodes = model, arguments.whole_number("nodes", nodes)
 
-        Raises:
-            ValueError: fewer nodes than one.
+    def split(self, trie: DeviceTrie, num_beams: int) -> list[int]:
+        """Nodes of levels 1, 2, ...: K, and equal parts of the others."""
+        known = min(trie.source.num_levels, len(self.model.config.level_sizes)) - 1
+        share = max(1, (self.nodes - num_beams) // max(1, known - 1))
+        asked = [num_beams, *[share] * (known - 1)][:known]
+        return [trie.source.width(depth, width) for depth, width in enumerate(asked, start=1)]
+
+    def propose_behind(self, logits: torch.Tensor, step: Step, num_beams: int) -> Proposal:
+        """Draft trees behind prompts, given the target's (B, vocabulary) logits there.
+
+        Nothing waits for the device, so it can be captured.
         """
-        self.rows, self.nodes = list(rows), arguments.whole_number("nodes", nodes)
-
-    def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
-        """See `Drafter`.
-
-        Raises:
-            ValueError: rows of another number of requests, or that the trie does not have.
-        """
-        source, device = step.trie.source, prompts.tokens.device
-        lists = arguments.rows_of_requests("candidates", self.rows, len(prompts), source.num_rows)
-        if step.levels == 1:
-            return Proposal([])
-        # A row needs a node a level at most; those that share prefixes need fewer.
-        most = max(1, self.nodes // (step.levels - 1))
-        width = max(1, min(most, max(map(len, lists), default=0)))
-        rows = np.full((len(lists), width), source.num_rows, np.int64)  # no row, behind the last
-        for line, listed in zip(rows, lists, strict=True):
-            line[: min(len(listed), width)] = listed[:width]
-        row, rank = (part.to(device) for part in torch.from_numpy(rows).sort(dim=1, stable=True))
-        real = row < source.num_rows
+        trie, config = step.trie, self.model.config
+        states = self.model.states(logits)
+        frontier = Frontier.root(len(logits), logits.dtype, logits.device)
+        prefixes = frontier.tokens[..., None][..., :0]
+        following = TokenLogits.of(logits.unsqueeze(1), trie)
         levels: list[Frontier] = []
-        above = torch.zeros_like(row)  # place of each row's prefix in the level above
-        for depth in range(1, step.levels):
-            first, last = source.depth_start[depth : depth + 2]
-            starts = step.trie.row_start[first:last]
-            owner = torch.searchsorted(starts, row.to(starts.dtype), right=True)
-            # rows ascend, so rows of one prefix lie together; the first of them is its node
-            state = torch.where(real, first + owner - 1, NO_STATE)
-            new = real.clone()
-            new[:, 1:] &= state[:, 1:] != state[:, :-1]
-            position = new.cumsum(1) - 1
-            number = torch.arange(width, device=device)
-            at = torch.where(new, number, width).sort(dim=1).values  # the nodes' places, ascending
-            states = read(state, at, NO_STATE)
-            token = step.trie.tokens_of(states.masked_fill(states == NO_STATE, 0))
-            best = torch.full_like(rank, width).scatter_reduce(
-                1, position.clamp(min=0), torch.where(real, rank, width), "amin"
-            )
-            score = (-best.float()).masked_fill(states == NO_STATE, -torch.inf)
-            levels.append(Frontier.proposed(states, score, token, read(above, at, 0)))
-            above = position
+        for depth, width in enumerate(self.split(trie, num_beams)):
+            if depth:
+                codes = self.model(states, prefixes).to(logits.dtype)
+                place = trie.alphabet - config.level_offsets[depth]
+                size = config.level_sizes[depth]
+                known = codes.index_select(-1, place.clamp(0, size - 1))
+                known = known.masked_fill((place < 0) | (place >= size), -torch.inf)
+                following = TokenLogits(known, codes.logsumexp(-1))
+            frontier = step.expand(frontier, following, depth, width)
+            above = frontier.parents.unsqueeze(-1).expand(-1, -1, depth)
+            prefixes = torch.cat([prefixes.gather(1, above), frontier.tokens[..., None]], dim=-1)
+            levels.append(frontier)
         return Proposal(levels)
+
+
+def drafter_of(draft: Any, nodes: int = 256) -> ModelDrafter | StateDrafter:
+    """The drafter of a trained draft: a causal LM, or a `StateDraft`."""
+    return (StateDrafter if isinstance(draft, StateDraft) else ModelDrafter)(draft, nodes)
 
 
 def split_nodes(nodes: int, trie: DeviceTrie, num_beams: int = 1) -> list[int]:

@@ -27,7 +27,7 @@ from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
 from recsys.decoding.captured import DecodeGraphs
 from recsys.decoding.captured_drafts import DraftGraphs
-from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, split_nodes
+from recsys.decoding.draft import Drafter, ExhaustiveDrafter, StateDrafter, drafter_of, split_nodes
 from recsys.decoding.grid import Grid
 from recsys.decoding.output import Beams
 from recsys.decoding.planner import Load, PassTimes, Plan, Planner, list_plans
@@ -38,6 +38,7 @@ from recsys.decoding.tree import ROOT, PromptBatch, TokenTree, find_long_prompts
 from recsys.errors import NonFiniteError
 from recsys.models.cache import CachePool, whole_blocks
 from recsys.models.graphs import PassGraphs
+from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode, check_mode
 
@@ -93,7 +94,7 @@ class Engine:
 
     Attributes:
         target: the model whose beams are wanted.
-        draft: the draft model, or None.
+        draft: the draft model, a `StateDraft`, or None.
         trie: the catalog.
         planner: None until `warm_up`; plain beam search is the plan until then.
         graphs: captured passes of the target and of the draft model, once there are any.
@@ -117,7 +118,7 @@ class Engine:
         Args:
             target: Hugging Face decoder-only causal LM.
             trie: the catalog.
-            draft: smaller model over the same vocabulary.
+            draft: smaller model over the same vocabulary, or a `StateDraft` of the target.
             draft_nodes: nodes of a tree in mode `draft`.
             prefix_bytes: memory for keys and values of prompts, for the target and again for the
                 draft; 0 keeps none.
@@ -129,7 +130,9 @@ class Engine:
         self.trie = trie
         self.planner: Planner | None = None
         self.target = _with_prefixes(target, prefix_bytes, version)
-        self.draft = None if draft is None else _with_prefixes(draft, prefix_bytes, version)
+        self.draft: TreeModel | StateDraft | None = draft
+        if draft is not None and not isinstance(draft, StateDraft):
+            self.draft = _with_prefixes(draft, prefix_bytes, version)
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
         self.graphs: list[PassGraphs] = []
         self.decodes: dict[Plan, DecodeGraphs] = {}
@@ -239,8 +242,19 @@ class Engine:
     @property
     def plans(self) -> list[Plan]:
         """The plans that the planner chooses from, and mode `draft`."""
-        sizes = () if self.draft is None else dict.fromkeys((*_NODES, self.draft_nodes))
+        sizes = dict.fromkeys((*_NODES, self.draft_nodes)) if self._saves_passes else ()
         return list_plans(self.trie.num_levels, self.trie.branching[0], list(sizes))
+
+    @property
+    def draft_model(self) -> TreeModel | None:
+        """The draft, if it is a language model."""
+        return self.draft if isinstance(self.draft, TreeModel) else None
+
+    @property
+    def _saves_passes(self) -> bool:
+        """Whether a draft can save passes; a `StateDraft` takes as many for two levels."""
+        least = 3 if isinstance(self.draft, StateDraft) else 2
+        return self.draft is not None and self.trie.num_levels >= least
 
     def capture(
         self,
@@ -265,9 +279,9 @@ class Engine:
         trees = [plan.nodes for plan in plans if plan.mode == Mode.DRAFT]
         grid = self._grid(batch, max(self.prompt_slots, prompt), num_beams)
         shapes = [grid.of_target(plans)]
-        if self.draft is not None and trees:
+        if self.draft_model is not None and trees:
             shapes.append(set())
-            on_device = DeviceTrie.of(self.trie, self.draft.device)
+            on_device = DeviceTrie.of(self.trie, self.draft_model.device)
             for widths in _draft_widths(on_device, trees, num_beams):
                 shapes[-1] |= grid.of_beams(widths)
         with self._timed():
@@ -319,10 +333,10 @@ class Engine:
             extra = max((nodes for _, nodes in candidates), default=0)
             passes = [self._passes(0, self.target, batch, grid.most_slots(plans, extra))]
             trees = [plan.nodes for plan in plans if plan.nodes]
-            if trees and self.draft is not None:
+            if trees and self.draft_model is not None:
                 widths = _draft_widths(catalog.trie, trees, num_beams)
                 slots = whole_blocks(prompt) + whole_blocks(max(map(sum, widths)))
-                passes.append(self._passes(1, self.draft, batch, slots))
+                passes.append(self._passes(1, self.draft_model, batch, slots))
             self.decodes, self._catalog = {}, catalog  # frees the memory of those before
             limits = {"prompt": prompt, "num_beams": num_beams}
             shapes = {plan: self._decodes(plan, passes, catalog, **limits) for plan in plans}
@@ -338,8 +352,9 @@ class Engine:
         """Graphs for the decodes of a plan; nothing is captured yet."""
         if plan.mode == Mode.BEAM:
             return DecodeGraphs(passes[0], catalog, **limits)
-        target, draft = passes
-        return DraftGraphs(target, draft, ModelDrafter(self.draft, plan.nodes), catalog, **limits)
+        target, draft = [*passes, None][:2]
+        assert target is not None  # noqa: S101 - the first one is
+        return DraftGraphs(target, draft, drafter_of(self.draft, plan.nodes), catalog, **limits)
 
     def statistics(self) -> EngineStatistics:
         """What has been captured, and counts since then."""
@@ -377,6 +392,7 @@ class Engine:
             widths=tuple(trie.width(depth, num_beams) for depth in range(1, trie.num_levels)),
             patch=trie.width(trie.num_levels, num_beams) + min(PATCH_NODES, trie.num_states),
             first_level=trie.branching[0],
+            behind_prompts=isinstance(self.draft, StateDraft),
         )
 
     def _passes(self, number: int, model: TreeModel, batch: int, slots: int) -> PassGraphs:
@@ -396,10 +412,10 @@ class Engine:
         """A planner with measurements of this machine and of every plan."""
         planner = Planner(
             self._measure(self.target, batches),
-            None if self.draft is None else self._measure(self.draft, batches),
+            None if self.draft_model is None else self._measure(self.draft_model, batches),
             levels=self.trie.num_levels,
             first_level=self.trie.branching[0],
-            nodes=_NODES,
+            nodes=_NODES if self._saves_passes else (),
         )
         for batch in batches:
             search = self._prepared([prompts[i % len(prompts)] for i in range(batch)])
@@ -416,7 +432,7 @@ class Engine:
 
     @property
     def _models(self) -> list[TreeModel]:
-        return [self.target] if self.draft is None else [self.target, self.draft]
+        return [self.target] if self.draft_model is None else [self.target, self.draft_model]
 
     def close(self) -> None:
         """Free stored prompts and all that was captured; do not use the engine afterwards.
@@ -450,9 +466,9 @@ class Engine:
         elif plan.mode == Mode.BEAM:
             beams = beam_search(target, search, trie, num_beams)
         else:
-            drafter: Drafter = ExhaustiveDrafter()
+            drafter: Drafter | StateDrafter = ExhaustiveDrafter()
             if plan.mode in (Mode.DRAFT, Mode.RELAXED) and self.draft is not None:
-                drafter = ModelDrafter(self.draft, plan.nodes or self.draft_nodes)
+                drafter = drafter_of(self.draft, plan.nodes or self.draft_nodes)
             verification = Mode.RELAXED if plan.mode == Mode.RELAXED else Mode.STRICT
             beams = speculative_beam_search(
                 target, drafter, search, trie, num_beams, verification, traced=traced
@@ -465,7 +481,8 @@ class Engine:
         mode = check_mode("mode", mode)
         if mode in (Mode.AUTO, Mode.PLANNED):
             return Plan() if self.planner is None or not load.batch else self.planner.choose(load)
-        if mode in (Mode.DRAFT, Mode.RELAXED) and self.draft is None:
+        draft = self.draft_model if mode is Mode.RELAXED else self.draft
+        if mode in (Mode.DRAFT, Mode.RELAXED) and draft is None:
             raise ValueError(f"mode {mode.value!r} needs a draft model; the engine has none")
         if mode is Mode.STRICT:
             mode = Mode.EXHAUSTIVE if self.draft is None else Mode.DRAFT

@@ -155,16 +155,17 @@ class Planner:
         *,
         levels: int,
         first_level: int,
-        nodes: Sequence[int] = (64, 128, 256, 400),
+        nodes: Sequence[int] = (),
     ) -> None:
         """List the plans that are possible for a catalog of L `levels`.
 
-        Without times of a draft model there are no draft trees, of sizes `nodes`, to consider. Mode
-        `exhaustive` drafts the `first_level` children of the root.
+        Draft trees have sizes `nodes`. Without times of a draft model, they are drafted behind a
+        pass over the prompts (`StateDrafter`). Mode `exhaustive` drafts the `first_level` children
+        of the root.
         """
         self._target, self._draft = target, draft
         self.levels, self.first_level = levels, first_level
-        self.plans = list_plans(levels, first_level, () if draft is None else nodes)
+        self.plans = list_plans(levels, first_level, nodes)
         self._passes: dict[tuple[Plan, int], Passes] = {}
         self._records: dict[tuple[Plan, int, int], _Record] = {}
         self._chosen: dict[tuple[int, int, int], tuple[Plan, int]] = {}
@@ -222,14 +223,19 @@ class Planner:
         if plan.mode == Mode.BEAM:
             return target(batch, load.tokens) + (self.levels - 1) * target(batch, beams)
         seconds = 0.0
-        nodes = self.first_level
-        if plan.mode == Mode.DRAFT and self._draft is not None:
+        nodes, first = self.first_level, 1
+        if plan.mode == Mode.DRAFT:
             nodes, level = plan.nodes, plan.nodes / max(1, self.levels - 1)
+        if plan.mode == Mode.DRAFT and self._draft is None:
+            first = 2
+            seconds += target(batch, load.tokens) + target(batch, nodes)
+        else:
+            seconds += target(batch, load.tokens + nodes)
+        if plan.mode == Mode.DRAFT and self._draft is not None:
             seconds += self._draft(batch, load.tokens)
             seconds += (self.levels - 2) * self._draft(batch, level)
-        seconds += target(batch, load.tokens + nodes)
         counts = self._counts(plan, load)
-        for done in range(1, self.levels):
+        for done in range(first, self.levels):
             if passes is not None:
                 going_on = sum(taken > done for taken in passes)
                 seconds += target(going_on, 3 * beams) if going_on else 0.0

@@ -209,13 +209,13 @@ class _Rounds:
             _add(self.target, level, real, depth)
             if depth < levels - 1:
                 _add(self.sketch, level, real, depth)
-                _run(self.sketch)
+                self.sketch.run_added()
                 # requests at lower levels keep their beams
                 level = self._draw(level, depth).where(self.level <= depth, level)
                 self.drawn[depth + 1] = level
                 news = (level.scores > -torch.inf).sum(1)
                 self.drafted = self.drafted + torch.where(self.level <= depth, news, 0)
-        _run(self.target)
+        self.target.run_added()
 
     def _draw(self, beams: Frontier, depth: int) -> Frontier:
         """Draw N children of the beams from the draft, without replacement."""
@@ -329,9 +329,3 @@ def _add(table: Table, beams: Frontier, needed: torch.Tensor, depth: int) -> Non
             depth,
             missing.gather(1, chosen),
         )
-
-
-def _run(table: Table) -> None:
-    """Run the nodes that were added, if any."""
-    if not table.runs or table.places > table.runs[-1]:
-        table.run()

@@ -23,7 +23,7 @@ from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import Children, DeviceTrie
 from recsys.decoding.beam import finish, no_answers
-from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Proposal
+from recsys.decoding.draft import Drafter, ExhaustiveDrafter, Proposal, StateDrafter, drafter_of
 from recsys.decoding.expand import Frontier, Step, stable_top
 from recsys.decoding.output import Beams, DecodeStats, Trace
 from recsys.decoding.relaxed import relaxed_beam_search
@@ -40,7 +40,7 @@ PATCH_NODES = 128
 @torch.inference_mode()
 def speculative_beam_search(
     target: Any,
-    drafter: Drafter | Any | None,
+    drafter: Drafter | StateDrafter | Any | None,
     request: Search | SearchRequest | Sequence[ArrayLike],
     trie: ItemTrie | DeviceTrie,
     num_beams: int = 20,
@@ -54,8 +54,8 @@ def speculative_beam_search(
 
     Args:
         target: as `beam_search`'s model.
-        drafter: a `Drafter`, a Hugging Face model that drafts (`ModelDrafter` with its defaults),
-            or None for the exhaustive drafter, which needs no model.
+        drafter: a `Drafter` or `StateDrafter`, a model that drafts (`drafter_of`), or None for the
+            exhaustive drafter, which needs no model.
         request: token ids of each prompt, or a `SearchRequest`.
         trie: the catalog.
         num_beams: K.
@@ -89,15 +89,19 @@ def speculative_beam_search(
         return relaxed_beam_search(search, drafter, num_beams, released=released)
     if drafter is None:
         drafter = ExhaustiveDrafter()
-    elif not hasattr(drafter, "propose"):
-        drafter = ModelDrafter(drafter)
+    elif not isinstance(drafter, StateDrafter) and not hasattr(drafter, "propose"):
+        drafter = drafter_of(drafter)
     step = search.step
     # A search is no wider than its catalog, however large num_beams is.
     width = min(num_beams, step.trie.source.num_rows)
     search.send()
-    proposal = drafter.propose(search.prompts, step, width)
-    with search.tree(proposal.nodes + patch_room(step.trie.source, width, patch_nodes)) as tree:
-        verifying = verify_draft(search, tree, proposal, width)
+    if isinstance(drafter, StateDrafter):
+        draft, nodes = drafter, sum(drafter.split(step.trie, width))
+    else:
+        draft = drafter.propose(search.prompts, step, width)
+        nodes = draft.nodes
+    with search.tree(nodes + patch_room(step.trie.source, width, patch_nodes)) as tree:
+        verifying = verify_draft(search, tree, draft, width)
         answers = Answers(verifying, len(search), traced=traced)
         waiting = answers.take(verifying, verifying.found())
         answers.run_patches(verifying, waiting, patch_nodes)
@@ -109,16 +113,23 @@ def patch_room(trie: ItemTrie, width: int, patch_nodes: int = PATCH_NODES) -> in
     return (trie.num_levels - 1) * (width + min(patch_nodes, trie.num_states))
 
 
-def verify_draft(search: Search, tree: TokenTree, proposal: Proposal, width: int) -> Verification:
+def verify_draft(
+    search: Search, tree: TokenTree, draft: Proposal | StateDrafter, width: int
+) -> Verification:
     """Run prompts, draft tree and candidates in an empty tree, and accept what is right.
 
-    Nothing waits for the device, so it can be captured.
+    A `StateDrafter` drafts between the prompts, which then are a pass, and the others. Nothing
+    waits for the device, so it can be captured.
     """
     table, rows = Table(tree, search.step), search.rows
+    if isinstance(draft, StateDrafter):
+        proposal = draft.propose_behind(table.run()[:, -1], search.step, width)
+    else:
+        proposal = draft
     table.add_levels(proposal.levels)
     if rows is not None:
         table.add_rows(rows)
-    table.run()
+    table.run_added()
     scores = None if rows is None else table.scores_of(rows)
     verifying = Verification(table, width, proposal, scores)
     verifying.verify(0)
@@ -140,6 +151,7 @@ class Verification:
         table: what has been run.
         num_beams: K.
         proposal: the draft tree.
+        drafted: passes up to the one that verified the draft tree.
         scores: (B, C) of the candidates, for the original batch; None without any.
         level: (b,) depth of each frontier.
         accepted: (b,) drafted levels that the first pass accepted, at most L - 1.
@@ -158,7 +170,7 @@ class Verification:
     ) -> None:
         """Begin at the root, which is in the table."""
         self.table, self.num_beams = table, num_beams
-        self.proposal, self.scores = proposal, scores
+        self.proposal, self.scores, self.drafted = proposal, scores, len(table.runs)
         root = Frontier.root(len(table.request), table.logits.total.dtype, table.states.device)
         self.frontier = root.padded(num_beams)
         self.level = self.accepted = torch.zeros_like(table.request)
@@ -178,7 +190,7 @@ class Verification:
             self.frontier = following.where(here, self.frontier)
             self.level = self.level + here
         self._look_up()
-        if len(self.table.runs) == 1:
+        if len(self.table.runs) == self.drafted:
             self.accepted = self.level - 1
 
     def continued(self, tree: TokenTree) -> Verification:
@@ -195,14 +207,14 @@ class Verification:
         return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
     def found(self) -> dict[str, torch.Tensor]:
-        """What the host needs after a pass, (b, ...) each; of the first one, the draft's too."""
+        """What the host needs after a pass, (b, ...) each; once, the draft's too."""
         table, tree, draft = self.table, self.table.tree, self.proposal.tree
         missing = self.missing.sum(1)
         parts = [table.request, self.level, self.accepted, missing, self.forced, tree.finite]
         found = {"counts": torch.stack(parts, 1), **self.frontier._asdict()}
-        if len(table.runs) == 1 and draft is not None:
+        if len(table.runs) == self.drafted and draft is not None:
             found["draft finite"] = draft.finite
-        if len(table.runs) == 1 and self.scores is not None:
+        if len(table.runs) == self.drafted and self.scores is not None:
             found["candidates"] = self.scores
         return found
 

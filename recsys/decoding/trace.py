@@ -23,6 +23,7 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     draft = torch.cat(drafted, dim=1) if drafted else scores[:, :0]
     is_beam = (beams[done][:, None, :] == states[:, :, None]).any(-1)
     runs = torch.tensor(table.runs, device=states.device)
+    verified = int(len(levels) > 0 and table.runs[0] == 1)  # the prompts may be a pass of their own
     passes = torch.searchsorted(runs, torch.arange(table.places, device=states.device), right=True)
     real = (states != PADDING) & (depth > 0)
     number = torch.cumsum(real, 1) - 1
@@ -38,7 +39,7 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
         ):
             if is_node:
                 draft_score = draft_line[place - 1] if place < first_patch else None
-                fate = _fate(pass_of[place] == 0, beam)
+                fate = _fate(pass_of[place] == verified, beam)
                 in_pass = pass_of[place] + 1
                 nodes_.append(
                     TraceNode(parent, level, token, state, in_pass, draft_score, score, fate)
@@ -47,10 +48,10 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     return traces
 
 
-def _fate(in_first_pass: bool, beam: bool) -> Fate:
+def _fate(was_verified: bool, beam: bool) -> Fate:
     if not beam:
         return "rejected"
-    return "accepted" if in_first_pass else "patched"
+    return "accepted" if was_verified else "patched"
 
 
 def _beams(table: Table, num_beams: int) -> torch.Tensor:

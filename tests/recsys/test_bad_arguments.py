@@ -12,10 +12,10 @@ from recsys.constraint.boost import Boost
 from recsys.constraint.filters import ItemFilter
 from recsys.constraint.mask import RowMask
 from recsys.decoding import (
-    CandidateDrafter,
     Engine,
     ModelDrafter,
     SearchRequest,
+    StateDrafter,
     beam_search,
     complete,
     score_rows,
@@ -93,7 +93,7 @@ def test_errors_of_a_search_name_the_argument(search, options, message):
     [
         (lambda: ModelDrafter(MODEL, 2.5), "nodes must be a whole number, got 2.5"),
         (lambda: ModelDrafter(MODEL, widths=[3, 0]), "widths must be at least 1, got 0"),
-        (lambda: CandidateDrafter([[0]], 0), "nodes must be at least 1, got 0"),
+        (lambda: StateDrafter(None, 0), "nodes must be at least 1, got 0"),
         (lambda: strict(patch_nodes=1.5), "patch_nodes must be a whole number"),
         (lambda: strict(patch_nodes=0), "patch_nodes must be at least 1, got 0"),
         (lambda: score_rows(MODEL, [[1]], TRIE, [[0.5]]), "rows of request 0 must hold integers"),

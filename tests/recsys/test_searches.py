@@ -6,17 +6,19 @@ from oracles import tiny_model
 from search_suite import DrafterSuite, SearchSuite
 
 from recsys.decoding import (
-    CandidateDrafter,
     Engine,
     ModelDrafter,
     Proposal,
+    StateDrafter,
     beam_search,
     complete,
 )
 from recsys.decoding.expand import Frontier
 from recsys.decoding.planner import Plan
+from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
+from recsys.vocabulary import Vocabulary
 
 UNRELATED = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
 ADVERSARY = tiny_model("llama-gqa", dtype=torch.float64)  # finds likely what the target does not
@@ -81,13 +83,32 @@ class TestDraftOfWidths(DrafterSuite):
         return ModelDrafter(UNRELATED, widths=[5])
 
 
-class TestDraftOfCandidates(DrafterSuite):
-    test_tokens_outside_all_beams_are_never_run = None  # it drafts what it is given
+def state_draft(offset=0, size=64, levels=5, vocabulary=64):
+    """An untrained one for models of `vocabulary` tokens, whose levels have the same tokens."""
+    torch.manual_seed(4)
+    sizes = Vocabulary((size,) * levels, (offset,) * levels, vocabulary)
+    return StateDraft.of(tiny_model("llama-gqa"), sizes).eval()
+
+
+class TestStateDraft(DrafterSuite):
+    def drafter(self, model, trie, batch):
+        return StateDrafter(state_draft(), 30)
+
+
+class TestStateDraftOfFewTokensAndLevels(DrafterSuite):
+    """What it does not know is not drafted."""
+
+    patch_nodes = 3
 
     def drafter(self, model, trie, batch):
-        rng = np.random.default_rng(1)
-        rows = [rng.permutation(trie.num_rows)[: rng.integers(0, 30)] for _ in range(batch)]
-        return CandidateDrafter(rows, 17)
+        return StateDrafter(state_draft(5, 20, 3), 17)
+
+
+class TestStateDraftThatIsNotFinite(DrafterSuite):
+    def drafter(self, model, trie, batch):
+        draft = state_draft()
+        draft.levels[0].head.weight.data.fill_(torch.nan)
+        return StateDrafter(draft, 40)
 
 
 class RandomDrafter:

@@ -8,15 +8,18 @@ from oracles import random_prompts, tiny_model
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
-    CandidateDrafter,
     ModelDrafter,
+    StateDrafter,
     beam_search,
     speculative_beam_search,
 )
 from recsys.decoding.draft import split_nodes
 from recsys.decoding.expand import Step
 from recsys.decoding.tree import PromptBatch
+from recsys.errors import ArtifactError
+from recsys.models.state_draft import StateDraft, StateDraftConfig, is_state_draft
 from recsys.models.tree_forward import TreeModel
+from recsys.vocabulary import Vocabulary
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 
@@ -72,23 +75,59 @@ def test_deeper_levels_get_more_draft_nodes(nodes, beams, expected):
     assert split_nodes(nodes, trie, beams) == expected
 
 
-def proposed(drafter, trie, prompts):
-    """States of each level that a drafter proposes for the first prompt."""
-    ready = PromptBatch.of(prompts, TreeModel.of(TARGET))
-    levels = drafter.propose(ready, Step(DeviceTrie.of(trie)), 10).levels
-    return [level.states[0][level.scores[0] > -torch.inf].tolist() for level in levels]
+def test_a_state_draft_takes_the_pass_of_the_prompt_and_one_that_verifies(wide):
+    """With room for all nodes of the catalog it cannot be wrong."""
+    prompts = random_prompts(np.random.default_rng(0), 4, 12)
+    draft = StateDraft.of(TARGET, Vocabulary((64,) * 4, (0,) * 4, 64)).eval()
+    found = speculative_beam_search(TARGET, StateDrafter(draft, 1300), prompts, wide, 10)
+    assert [s.target_passes for s in found.stats] == [2] * 4
+    assert [s.accepted_levels for s in found.stats] == [3] * 4
+    assert [s.draft_passes for s in found.stats] == [0] * 4
+    traced = speculative_beam_search(
+        TARGET, StateDrafter(draft, 1300), prompts, wide, 10, traced=True
+    )
+    fates = [(node.target_pass, node.fate) for node in traced.traces[0].nodes]
+    assert {number for number, _ in fates} == {2}
+    assert sum(fate == "accepted" for _, fate in fates) == 30
+    assert not any(fate == "patched" for _, fate in fates)
 
 
-def test_each_prefix_of_the_candidates_is_drafted_once():
-    trie = ItemTrie.build(np.array([[1, 1, 1], [1, 1, 2], [1, 2, 1], [3, 1, 1], [3, 1, 2]]))
-    prompt = [np.array([1, 2])]
-    # states: root 0; [1] 1, [3] 2; [1 1] 3, [1 2] 4, [3 1] 5
-    assert proposed(CandidateDrafter([[0, 1, 4]]), trie, prompt) == [[1, 2], [3, 5]]
-    assert proposed(CandidateDrafter([[4, 0, 1]], nodes=2), trie, prompt) == [[2], [5]]
-    assert proposed(CandidateDrafter([[]]), trie, prompt) == [[], []]
-    with pytest.raises(
-        ValueError, match=r"candidates of request 0 has row 5; rows lie in 0 \.\. 4"
-    ):
-        proposed(CandidateDrafter([[5]]), trie, prompt)
-    with pytest.raises(ValueError, match="candidates has 2 entries for 1 prompts"):
-        proposed(CandidateDrafter([[1], [2]]), trie, prompt)
+def test_a_state_draft_equals_its_networks_by_hand():
+    """Numbers of a small one, with the state read off the logits."""
+    vocabulary = Vocabulary((5, 4, 3), (2, 7, 11), 64)
+    model = tiny_model("llama", dtype=torch.float64)
+    draft = StateDraft.of(model, vocabulary).double().eval()
+    state = torch.randn(2, model.config.hidden_size, dtype=torch.float64)
+    logits = state @ model.lm_head.weight.T
+    seen = draft.reader.T @ draft.states(logits)[0]
+    # The 12 codes have fewer rows than the state has values: what they see of it is read exactly.
+    head = model.lm_head.weight[2:14]
+    torch.testing.assert_close(head @ draft.states(logits)[0], logits[0, 2:14], atol=1e-5, rtol=0)
+    assert seen.shape == (12,)
+    level = draft.levels[0]
+    x = draft.states(logits)[1]
+    hidden = level.state.weight @ x + level.state.bias + level.codes[0].weight[3]
+    gelu = 0.5 * hidden * (1 + torch.erf(hidden / 2**0.5))
+    out = x + level.out.weight @ gelu + level.out.bias
+    norm = (out - out.mean()) / (out.var(unbiased=False) + 1e-5).sqrt()
+    found = draft(draft.states(logits), torch.tensor([[[5]], [[5]]]))[1, 0]
+    torch.testing.assert_close(found, level.head.weight @ norm)
+    assert torch.equal(level.head.weight.float(), model.lm_head.weight[7:11].float())
+
+
+def test_a_damaged_state_draft_is_refused(tmp_path):
+    draft = StateDraft(StateDraftConfig((0, 4, 8), (4, 4, 4), 8, 6))
+    draft.save_pretrained(tmp_path)
+    assert is_state_draft(tmp_path)
+    again = StateDraft.load(tmp_path)
+    assert again.config == draft.config
+    assert all(torch.equal(v, draft.state_dict()[k]) for k, v in again.state_dict().items())
+    config = (tmp_path / "config.json").read_text()
+    for old, new in (('"width": 8', '"width": 800000000'), ('"hidden"', '"hide"'), ("{", "[")):
+        (tmp_path / "config.json").write_text(config.replace(old, new, 1))
+        with pytest.raises(ArtifactError, match="not a loadable draft"):
+            StateDraft.load(tmp_path)
+    draft.reader.fill_(torch.nan)
+    draft.save_pretrained(tmp_path)
+    with pytest.raises(ArtifactError, match="not finite"):
+        StateDraft.load(tmp_path)

@@ -32,15 +32,16 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding import (
-    CandidateDrafter,
     Engine,
     ModelDrafter,
     SearchRequest,
+    StateDrafter,
     beam_search,
     speculative_beam_search,
 )
 from recsys.decoding.planner import Plan
 from recsys.models.cache import CachePool
+from recsys.models.state_draft import StateDraft, StateDraftConfig
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
 
@@ -404,9 +405,10 @@ class Checker:
         self.check("strict, drafted", found)
         count = len(self.oracle.rows)
         rows = [self.rng.integers(0, count, self.rng.integers(0, 6)) for _ in case.requests]
-        unlike = [np.unique(r) for r in rows]
-        found = strict(self.target, CandidateDrafter(unlike, nodes), *ask)
-        self.check("strict, candidates drafted", found)
+        sizes = (case.script.vocabulary,) * case.levels
+        states = StateDraft(StateDraftConfig((0,) * case.levels, sizes, 4, 4)).eval()
+        found = strict(self.target, StateDrafter(states, nodes), *ask, patch_nodes=patch)
+        self.check("strict, drafted from states", found)
         plain = {k: v for k, v in self.limits.items() if k != "boosts"}
         ask = (replace(request, candidates=rows), self.trie, K)
         for name, along in (
