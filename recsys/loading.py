@@ -18,7 +18,6 @@ from recsys.devices import AUTO, CPU, choose_device, is_large, typical_seconds
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import load_model
-from recsys.models.packed import pack
 from recsys.models.state_draft import StateDraft, is_state_draft
 from recsys.modes import Mode
 from recsys.prompts import PromptEncoder
@@ -57,12 +56,10 @@ class Models:
         on_cpu = torch.device(chosen).type == CPU
         draft = None  # a request may need it in any mode
         if bundle.draft is not None:
-            is_state = is_state_draft(bundle.draft)
-            draft = (
-                StateDraft.load(bundle.draft).to(chosen)
-                if is_state
-                else load_for(bundle.draft, dtype, chosen)
-            )
+            if is_state_draft(bundle.draft):
+                draft = StateDraft.load(bundle.draft).to(chosen)
+            else:
+                draft = load_for(bundle.draft, dtype, chosen)
         if mode == Mode.AUTO:
             mode = Mode.BEAM if on_cpu else Mode.PLANNED
         return cls(load_for(bundle.target, dtype, chosen), draft, mode, on_cpu)
@@ -70,7 +67,7 @@ class Models:
 
 def load_for(path: Path, dtype: str, device: str) -> Any:
     """A model to decode with, on a device."""
-    return pack(load_model(path, dtype=getattr(torch, dtype), device=device).eval())
+    return load_model(path, dtype=getattr(torch, dtype), device=device)
 
 
 def answering_device(

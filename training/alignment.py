@@ -9,7 +9,7 @@ This module weights and sums the losses of nodes; `recsys.training.losses` defin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -197,6 +197,7 @@ class Levels:
         parents: (B, L, K) place of each beam's parent in the level above.
         scores: (B, L, K) of the teacher's search.
         children: L tensors (B, W, C) of child states.
+        tokens: L tensors (B, W, C) of the children's tokens.
         real: L tensors (B, W, C) bool, False for padding.
         log_p: L tensors (B, W, C), the target's.
         log_q: L tensors (B, W, C), the draft's, over the whole vocabulary.
@@ -206,9 +207,31 @@ class Levels:
     parents: torch.Tensor
     scores: torch.Tensor
     children: list[torch.Tensor]
+    tokens: list[torch.Tensor]
     real: list[torch.Tensor]
     log_p: list[torch.Tensor]
     log_q: list[torch.Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        trie: DeviceTrie,
+        trees: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        log_p: Sequence[torch.Tensor],
+    ) -> Levels:
+        """Look up the children of all nodes; `trees` are states, parents and scores.
+
+        The caller adds the draft's log-probs, level by level.
+        """
+        states = trees[0]
+        above = [torch.zeros_like(states[:, 0, :1]), *states[:, :-1].unbind(1)]
+        below = [child_tokens(trie, nodes, depth) for depth, nodes in enumerate(above)]
+        children, tokens, real = (list(part) for part in zip(*below, strict=True))
+        p = [
+            log_probs.masked_fill(~mask, losses.NOWHERE)
+            for log_probs, mask in zip(log_p, real, strict=True)
+        ]
+        return cls(*trees, children, tokens, real, p, [])
 
     def nodes(self, depth: int) -> torch.Tensor:
         """(B, K) place of each beam's parent among the nodes of `depth`."""
@@ -355,10 +378,10 @@ class TreeAlignment(nn.Module):
         kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
         log_q = logits.log_softmax(-1, dtype=kind)
         whole_p = self._ask_target(rows, kind) if settings.on_whole else None
-        levels = self._levels(
-            states[:, :depth], parents[:, :depth], scores[:, :depth],
-            [p.to(kind) for p in log_probs[:depth]], log_q,
-        )  # fmt: skip
+        trees = states[:, :depth], parents[:, :depth], scores[:, :depth]
+        levels = Levels.of(self._trie, trees, [p.to(kind) for p in log_probs[:depth]])
+        for depth, places in enumerate(_node_places(trees[0])):
+            levels.log_q.append(log_q[:, places].gather(-1, levels.tokens[depth]))
         if settings.objective == "tree-kd":
             align = tree_kd(levels, settings.flatten)
         elif settings.objective == "margin-kd":
@@ -376,28 +399,6 @@ class TreeAlignment(nn.Module):
         last = rows.ends(rows.run(decoder, head.weight.dtype))
         log_p: torch.Tensor = head(last).log_softmax(-1, dtype=kind)
         return log_p
-
-    def _levels(
-        self,
-        states: torch.Tensor,
-        parents: torch.Tensor,
-        scores: torch.Tensor,
-        log_p: list[torch.Tensor],
-        log_q: torch.Tensor,
-    ) -> Levels:
-        """Look up the children of all nodes, and take the draft's log-probs of them."""
-        children, real, q = [], [], []
-        for depth, positions in enumerate(_node_places(states)):
-            above = torch.zeros_like(states[:, 0, :1]) if depth == 0 else states[:, depth - 1]
-            below, tokens, alive = child_tokens(self._trie, above, depth)
-            children.append(below)
-            real.append(alive)
-            q.append(log_q[:, positions].gather(-1, tokens))
-        p = [
-            log_probs.masked_fill(~mask, losses.NOWHERE)
-            for log_probs, mask in zip(log_p, real, strict=True)
-        ]
-        return Levels(states, parents, scores, children, real, p, q)
 
     def _sequences(
         self,

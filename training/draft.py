@@ -26,6 +26,7 @@ from recsys.config import as_dict
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
+from recsys.decoding.draft import states_behind
 from recsys.devices import AUTO, CPU
 from recsys.errors import ConfigError
 from recsys.loading import answering_device
@@ -52,7 +53,7 @@ from recsys.training.settings import (
     Objective,
 )
 from recsys.training.state import Checkpoints, Progress
-from recsys.training.state_alignment import StateAlignment, StateBatches, target_states
+from recsys.training.state_alignment import StateAlignment, StateBatches
 from recsys.training.supervised import (
     TRAINED,
     Material,
@@ -317,8 +318,11 @@ def train_draft(
                 "draft.objective: state-kd drafts behind the first level, and saves no pass of a "
                 f"catalog of {trie.num_levels} levels; use margin-kd"
             )
-        states = target_states(model, target, encoder.encode_all(data.prompts.histories))
-        batches = StateBatches(states, data.trees, trie, config.batch_tokens, seed)
+        prompts = encoder.encode_all(data.prompts.histories)
+        batches = StateBatches(
+            data.prompts, data.trees, encoder, trie, config.batch_tokens,
+            seed=seed, behind=states_behind(model, target, prompts),
+        )  # fmt: skip
     else:
         batches = _tree_batches(trie, encoder, config, data, seed)
     module, device = on_chosen_device(KIND, [model, target], make, batches, config)

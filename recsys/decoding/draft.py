@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from recsys import arguments
 from recsys.constraint.transitions import DeviceTrie
@@ -21,6 +23,8 @@ from recsys.decoding.request import check_vocabulary
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
+
+_TOGETHER = 64  # prompts of a pass for `states_behind`
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,21 @@ class StateDrafter:
 def drafter_of(draft: Any, nodes: int = 256) -> ModelDrafter | StateDrafter:
     """The drafter of a trained draft: a causal LM, or a `StateDraft`."""
     return (StateDrafter if isinstance(draft, StateDraft) else ModelDrafter)(draft, nodes)
+
+
+@torch.inference_mode()
+def states_behind(
+    draft: StateDraft, target: Any, prompts: Sequence[ArrayLike]
+) -> NDArray[np.float32]:
+    """(n, D) states behind prompts, as a `StateDrafter` reads them."""
+    model, states = TreeModel.of(target), []
+    for first in range(0, len(prompts), _TOGETHER):
+        part = PromptBatch.of(prompts[first : first + _TOGETHER], model)
+        with TokenTree(model, part, 0) as tree:
+            logits = tree.forward()[:, -1]
+            tree.note(logits.amax(-1, keepdim=True))
+        states.append(draft.states(logits).float().cpu().numpy())
+    return np.concatenate(states)
 
 
 def split_nodes(nodes: int, trie: DeviceTrie, num_beams: int = 1) -> list[int]:

@@ -8,41 +8,13 @@ beam has; beams that do not exist have the state `NO_STATE`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
-from recsys.constraint.transitions import Children
 from recsys.decoding.expand import Frontier, Step, TokenLogits
 from recsys.decoding.row_tree import RowTree
 from recsys.decoding.tree import NO_TOKEN, ROOT, TokenTree
 
 PADDING = -1
-
-
-class Expansion(NamedTuple):
-    """All children of the nodes of a table at one depth: C of each of its P places.
-
-    Attributes:
-        children: those of all places; none of places at other depths.
-        scores: (b, P, C), -inf for children that are not alive.
-        log_probs: (b, P, C).
-        at: (b, P) place of each node among the P * C children of its parent's depth.
-        below: (b, P) whether `at` counts: the node is a child here.
-    """
-
-    children: Children
-    scores: torch.Tensor
-    log_probs: torch.Tensor
-    at: torch.Tensor
-    below: torch.Tensor
-
-    def open_scores(self) -> torch.Tensor:
-        """(b, P, C) scores of the children that are not in the table; -inf for the others."""
-        nowhere = self.scores[0].numel()
-        closed = torch.where(self.below, self.at, nowhere)
-        flat = torch.nn.functional.pad(self.scores.flatten(1), (0, 1))
-        return flat.scatter(1, closed, -torch.inf)[:, :-1].view_as(self.scores)
 
 
 class Table:
@@ -158,19 +130,8 @@ class Table:
         self.parents, self.depth = self.parents[going_on], self.depth[going_on]
         self.logits = TokenLogits(*(part[going_on] for part in self.logits))
 
-    def expand(self) -> tuple[Frontier, list[Expansion]]:
-        """The target's scores of all places, and the children of the nodes at each depth.
-
-        The scores are a frontier of mixed depths. All nodes must have been run.
-        """
-        return self._expand(self.step.levels)
-
-    def score(self) -> Frontier:
-        """The target's scores of all places, as a frontier of mixed depths."""
-        return self._expand(self.step.levels - 1)[0]
-
-    def _expand(self, levels: int) -> tuple[Frontier, list[Expansion]]:
-        """As `expand`, for nodes above depth `levels`.
+    def log_probs(self) -> torch.Tensor:
+        """(b, P) the target's log-probabilities of all places, which must have been run.
 
         A node's place among its parent's children is its state minus that of the first child.
         """
@@ -178,10 +139,9 @@ class Table:
         root = Frontier.root(len(self.request), self.logits.total.dtype, self.states.device)
         nodes = root.padded(self.places)._replace(states=self.states)
         real = self.states != PADDING
-        states = self.states.masked_fill(~real, 0)
-        position = states - trie.first_child[states.gather(1, parents)]
-        parts = []
-        for depth in range(levels):
+        position = self.states.masked_fill(~real, 0)
+        position = position - trie.first_child[position.gather(1, parents)]
+        for depth in range(self.step.levels - 1):
             children = self.step.children(self.states, depth)  # none of places at other depths
             scores, log_probs = self.step.score(nodes, self.logits, children)
             below = (self.depth == depth + 1) & real
@@ -190,5 +150,4 @@ class Table:
                 scores=torch.where(below, scores.flatten(1).gather(1, at), nodes.scores),
                 log_probs=torch.where(below, log_probs.flatten(1).gather(1, at), nodes.log_probs),
             )
-            parts.append(Expansion(children, scores, log_probs, at, below))
-        return nodes, parts
+        return nodes.log_probs

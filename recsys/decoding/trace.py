@@ -14,11 +14,10 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
 
     `levels` is the draft tree, for the original batch.
     """
-    nodes = table.score()
     beams = _beams(table, num_beams)
     states, parents, depth = (x[done] for x in (table.states, table.parents, table.depth))
     tokens = table.step.trie.tokens_of(states.masked_fill(states == PADDING, 0))
-    scores = nodes.log_probs[done].double()
+    scores = table.log_probs()[done].double()
     drafted = [level.log_probs[table.request[done]].double() for level in levels]
     draft = torch.cat(drafted, dim=1) if drafted else scores[:, :0]
     is_beam = (beams[done][:, None, :] == states[:, :, None]).any(-1)

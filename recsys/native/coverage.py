@@ -47,7 +47,7 @@ def reason_against_modules(model: Any, covered: frozenset[str]) -> str | None:
         if _is_hooked(module) or "forward" in vars(module):
             return "a module has hooks or a forward of its own"
         own = kind.__module__ == type(model).__module__  # not a class of somebody's own
-        known = kind in _PARTS or kind.__name__ in ("PackedLinear", "SiLUActivation")
+        known = kind in _PARTS or kind.__name__ == "SiLUActivation"
         if not own and not known:
             return f"it has a {kind.__name__} of {kind.__module__}"
         if getattr(module, "variance_epsilon", config.rms_norm_eps) != config.rms_norm_eps:

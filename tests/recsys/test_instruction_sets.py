@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 HERE = "tests/recsys"
 FILES = (
     "test_llama_forward.py", "native/test_native_forward.py", "native/test_native_search.py",
-    "test_beam_search.py", "test_packed.py",
+    "test_beam_search.py",
 )  # fmt: skip
 # They are exact in float64, run in an interpreter, or choose instruction sets themselves.
 WITHOUT = "not float64 and not kernels and not every_instruction_set"

@@ -46,7 +46,7 @@ class TestCompleted(SearchSuite):
 
     def search(self, model, request, trie, num_beams):
         found = beam_search(model, request, trie, num_beams)
-        return complete(model, found, request, trie, pass_nodes=8, max_nodes=4096)
+        return complete(model, found, request, trie, max_nodes=4096)
 
 
 class TestNoDraft(DrafterSuite):
