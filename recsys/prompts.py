@@ -106,17 +106,15 @@ class Windows:
     first: NDArray[np.int64]
 
 
-def training_windows(
-    histories: Histories, config: PromptConfig, *, min_context: int = 1
-) -> Windows:
+def training_windows(histories: Histories, config: PromptConfig) -> Windows:
     """Cut histories so that each item is predicted from the same context as in serving.
 
     Item number p of a history is predicted from items `start(p) .. p - 1`; items with the same
-    start share a window. Items with fewer than `min_context` items before them carry no loss.
+    start share a window. The first item carries no loss.
     """
-    counts = np.maximum(histories.lengths - min_context, 0)  # predicted items of each history
+    counts = np.maximum(histories.lengths - 1, 0)  # predicted items of each history
     rows = np.repeat(np.arange(len(histories)), counts)
-    predicted = min_context + np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    predicted = 1 + np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = config.start(predicted)
     opens = np.ones(len(rows), np.bool_)  # whether a predicted item is the first of a window
     opens[1:] = (np.diff(rows) != 0) | (np.diff(starts) != 0)

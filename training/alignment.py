@@ -24,7 +24,7 @@ from recsys.prompts import PromptEncoder
 from recsys.training import losses
 from recsys.training.batches import group_rows
 from recsys.training.objective import smoothed_cross_entropy
-from recsys.training.settings import AlignmentSettings
+from recsys.training.settings import STATE, AlignmentSettings
 from recsys.training.teacher import Prompts, Trees
 from recsys.training.tree import (
     causal_parts,
@@ -36,7 +36,7 @@ from recsys.training.tree import (
 )
 
 # Objectives over the levels of a draft tree, 1 .. L - 1.
-_DRAFTED = ("tree-kd", "margin-kd")
+_DRAFTED = ("tree-kd", "margin-kd", STATE)
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class TreeBatch:
         log_probs: L arrays (B, 1 or K, C) float32, the target's, -inf for padding.
         level_log_probs: L arrays (B, 1 or K, V) float32, the target's of all tokens of a level; or
             none.
+        behind: one array (B, D) float32, the target's states behind the prompts; or none.
     """
 
     window: NDArray[np.int64]
@@ -63,13 +64,14 @@ class TreeBatch:
     scores: NDArray[np.float32]
     log_probs: list[NDArray[np.float32]]
     level_log_probs: list[NDArray[np.float32]]
+    behind: list[NDArray[np.float32]]
 
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:
         """Arguments of `TreeAlignment.forward`."""
         return (
             self.window, self.asked, self.lengths, self.states, self.parents, self.scores,
-            *self.log_probs, *self.level_log_probs,
+            *self.log_probs, *self.level_log_probs, *self.behind,
         )  # fmt: skip
 
     @property
@@ -92,6 +94,7 @@ class TreeBatches:
         seed: of the order.
         level_tokens: whether batches have the log-probs of all tokens of a level, which the trees
             then have.
+        behind: (n, D) the target's states behind the prompts, for a `StateDraft`; or None.
     """
 
     prompts: Prompts
@@ -101,6 +104,7 @@ class TreeBatches:
     max_tokens: int
     seed: int = 0
     level_tokens: bool = False
+    behind: NDArray[np.float32] | None = None
 
     @cached_property
     def level_sizes(self) -> list[int]:
@@ -147,6 +151,7 @@ class TreeBatches:
             trees.states[positions].astype(np.int64), trees.parents[positions].astype(np.int64),
             trees.scores[positions], trees.children_log_probs(positions, self.trie),
             trees.split_levels(positions, self.level_sizes) if self.level_tokens else [],
+            [] if self.behind is None else [self.behind[positions]],
         )  # fmt: skip
 
 
@@ -257,23 +262,9 @@ class Levels:
                 prefix_q = score_q.flatten(1).gather(1, positions)
 
 
-@dataclass(frozen=True)
-class Weights:
-    """How much each node and each of its children counts in the mean over sequences.
-
-    Attributes:
-        share: L tensors (B, W, C): share of the sequences' tokens that are this child's.
-        last: L tensors (B, W): log p of the K-th best sequence's token at that level; the mean
-            where several steps' sequences share a node.
-    """
-
-    share: list[torch.Tensor]
-    last: list[torch.Tensor]
-
-
 def sequence_weights(
     levels: Levels, log_p: list[torch.Tensor], *, last_beams: bool = False, top_k: bool = True
-) -> Weights:
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The mean over a history's sequences, and over the levels of each, as weights of nodes.
 
     AtSpeed's losses are means over sequences of means over levels, and the loss of a level depends
@@ -282,9 +273,14 @@ def sequence_weights(
 
     Args:
         levels: the trees. The K-th best sequence of a step is the one with the lowest score.
-        log_p: L tensors (B, W, C) of which `Weights.last` is taken.
+        log_p: L tensors (B, W, C), of which the second result is taken.
         last_beams: the sequences are the beams of the last step, instead of those of every step.
         top_k: all beams of a step, or only the best one.
+
+    Returns:
+        L tensors (B, W, C): share of the sequences' tokens that are this child's; and L tensors (B,
+        W): log p of the K-th best sequence's token at that level, the mean where several steps'
+        sequences share a node.
     """
     share = [torch.zeros_like(p) for p in log_p]
     total = [torch.zeros_like(p[..., 0]) for p in log_p]
@@ -306,7 +302,7 @@ def sequence_weights(
             total[level].scatter_add_(1, node, (weight * kth).to(total[level].dtype))
             beam = node
     last = [t / s.sum(-1).clamp(min=1e-12) for t, s in zip(total, share, strict=True)]
-    return Weights(share, last)
+    return share, last
 
 
 class TreeAlignment(nn.Module):
@@ -356,6 +352,9 @@ class TreeAlignment(nn.Module):
         """Loss of one `TreeBatch`; a scalar in float32 (float64 from a float64 model)."""
         settings = self._settings
         depth = states.shape[1] - (settings.objective in _DRAFTED)
+        trees = states[:, :depth], parents[:, :depth], scores[:, :depth]
+        if settings.objective == STATE:
+            return self._state_kd(Levels.of(self._trie, trees, log_probs[:depth]), log_probs[-1])
         nodes = states[:, : depth - 1]
         rows = TreeRows(
             window,
@@ -378,7 +377,6 @@ class TreeAlignment(nn.Module):
         kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
         log_q = logits.log_softmax(-1, dtype=kind)
         whole_p = self._ask_target(rows, kind) if settings.on_whole else None
-        trees = states[:, :depth], parents[:, :depth], scores[:, :depth]
         levels = Levels.of(self._trie, trees, [p.to(kind) for p in log_probs[:depth]])
         for depth, places in enumerate(_node_places(trees[0])):
             levels.log_q.append(log_q[:, places].gather(-1, levels.tokens[depth]))
@@ -391,6 +389,15 @@ class TreeAlignment(nn.Module):
             align = self._sequences(levels, log_q, whole_p, level_p)
         loss: torch.Tensor = settings.align_weight * align + (1 - settings.align_weight) * rec
         return loss
+
+    def _state_kd(self, levels: Levels, behind: torch.Tensor) -> torch.Tensor:
+        """The `tree_kd` of a `StateDraft`, given (B, D) states behind the prompts."""
+        tokens = self._trie.tokens_of(levels.states.clamp(min=0))
+        levels.log_q.append(levels.log_p[0])  # the first level is the target's own
+        for depth, log_q in enumerate(self.model.of_trees(behind, tokens, levels.parents), start=1):
+            code = levels.tokens[depth] - self.model.config.level_offsets[depth]
+            levels.log_q.append(log_q.gather(-1, code.masked_fill(~levels.real[depth], 0)))
+        return tree_kd(levels, self._settings.flatten)
 
     @torch.no_grad()
     def _ask_target(self, rows: TreeRows, kind: torch.dtype) -> torch.Tensor:
@@ -411,13 +418,13 @@ class TreeAlignment(nn.Module):
         settings, width = self._settings, levels.states.shape[2]
         changes = settings.ablations
         p = [losses.allowed(*pair) for pair in zip(levels.log_p, levels.real, strict=True)]
-        weights = sequence_weights(
+        shares, lasts = sequence_weights(
             levels, p if whole_p is None else levels.log_p,
             last_beams="last-beams" in changes, top_k="top-1" not in changes,
         )  # fmt: skip
         total = log_q.new_zeros(())
         for depth, positions in enumerate(_node_places(levels.states)):
-            q, share = levels.log_q[depth], weights.share[depth]
+            q, share = levels.log_q[depth], shares[depth]
             if settings.objective == "seqkd":
                 total = total + losses.sequence_cross_entropy(q, share).sum(-1).mean()
                 continue
@@ -435,7 +442,7 @@ class TreeAlignment(nn.Module):
                     temperature=losses.SCRIPT if "temperature" in changes else None,
                 )  # fmt: skip
             elif settings.objective == "atspeed-s-eq4":
-                row = losses.atspeed_s_eq4(here_p, here_q, weights.last[depth], width)
+                row = losses.atspeed_s_eq4(here_p, here_q, lasts[depth], width)
             elif "released" in changes:
                 row = losses.atspeed_r(here_p, here_q, None, temperature=losses.SCRIPT)
             else:
@@ -478,50 +485,3 @@ def _node_places(states: torch.Tensor) -> list[slice]:
     """Where the nodes of each depth lie among the 1 + N places of a tree with (B, L, K) states."""
     depth, width = states.shape[1:]
     return [slice(0, 1), *(slice(1 + d * width, 1 + (d + 1) * width) for d in range(depth - 1))]
-
-
-class WordDistillation(nn.Module):
-    """alpha * KL or TVD over the whole vocabulary + (1 - alpha) * next-item loss, at every token.
-
-    The target runs in every training step, because whole distributions are too large to store.
-
-    Attributes:
-        model: the draft.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        target: Any,
-        settings: AlignmentSettings,
-        *,
-        label_smoothing: float = 0.0,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        """Wrap `model`; `target` runs under the same autocast."""
-        super().__init__()
-        self.model = model
-        self._target = (target,)
-        self._settings, self._smoothing, self._dtype = settings, label_smoothing, dtype
-
-    def forward(self, tokens: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-        """Loss of one `recsys.training.batches.Batch`."""
-        settings, asked = self._settings, loss[:, 1:]
-        enabled = self._dtype != torch.float32
-        with torch.autocast(tokens.device.type, self._dtype, enabled=enabled):
-            logits = self._logits(self.model, tokens, asked)
-            with torch.no_grad():
-                log_p = self._logits(self._target[0], tokens, asked)
-            rec = smoothed_cross_entropy(logits, tokens[:, 1:][asked], self._smoothing)
-        kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        row = losses.forward_kl if settings.objective == "wordkd" else losses.total_variation
-        align = row(log_p.log_softmax(-1, dtype=kind), logits.log_softmax(-1, dtype=kind)).mean()
-        total: torch.Tensor = settings.align_weight * align + (1 - settings.align_weight) * rec
-        return total
-
-    @staticmethod
-    def _logits(model: Any, tokens: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        decoder, head = causal_parts(model)
-        hidden = decoder(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-        logits: torch.Tensor = head(hidden[asked])
-        return logits

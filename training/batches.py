@@ -77,13 +77,11 @@ class TrainingBatches:
         histories: Histories,
         prompt: PromptConfig,
         item_tokens: NDArray[np.int64],
-        *,
-        min_context: int = 1,
         **settings: object,
     ) -> TrainingBatches:
         """Batches over training histories, cut into windows by `training_windows`."""
         events = Histories(histories.offsets, np.arange(len(histories.items), dtype=np.int32))
-        windows = training_windows(events, prompt, min_context=min_context)
+        windows = training_windows(events, prompt)
         return cls(windows, histories.items, item_tokens, **settings)  # type: ignore[arg-type]
 
     def sample(self, share: float) -> TrainingBatches:

@@ -37,11 +37,11 @@ from recsys.pipeline import LEAST_MINUTES, SHARES, Context
 from recsys.progress import say
 from recsys.prompts import PromptEncoder
 from recsys.training import teacher
-from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
+from recsys.training.alignment import TreeAlignment, TreeBatches
 from recsys.training.device import on_chosen_device
-from recsys.training.initialise import initialise_from_centroids, initialise_from_model
+from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import Data, fit
-from recsys.training.objective import NextToken
+from recsys.training.objective import NextToken, WordDistillation
 from recsys.training.pretrained import add_lora, load_draft_base, load_tokenizer
 from recsys.training.settings import (
     ON_TREES,
@@ -53,7 +53,6 @@ from recsys.training.settings import (
     Objective,
 )
 from recsys.training.state import Checkpoints, Progress
-from recsys.training.state_alignment import StateAlignment, StateBatches
 from recsys.training.supervised import (
     TRAINED,
     Material,
@@ -67,7 +66,7 @@ from recsys.training.supervised import (
 )
 from recsys.training.target import MODEL, TrainedTarget
 from recsys.training.teacher import Teacher
-from recsys.training.validation import Acceptance, Validation
+from recsys.training.validation import Validation, acceptance
 
 KIND = "draft"
 TAUGHT, TRIED_FOR = 0.3, 0.4  # of the stage's time, the most for teacher data, and for trials
@@ -149,10 +148,7 @@ def train(context: Context) -> Path:
     if progress.best and "recall@10" not in progress.best:
         info["validation"] = {**progress.best, "users": config.accept_users}
     with write_trained(output, checkpoints, info) as folder:
-        if config.objective == STATE:
-            model.save_pretrained(folder / MODEL)
-        else:
-            save_model(model, folder / MODEL, merge=config.lora is None or config.lora.merge)
+        save_model(model, folder / MODEL, merge=config.lora is None or config.lora.merge)
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder / MODEL))
         target.vocabulary.save(folder)
@@ -203,8 +199,10 @@ def _run(
     model, tokenizer = start(config, target, material, _served(context))
     on_trees = config.objective in ON_TREES
     data = Teacher.load(context.workspace.run(teacher.KIND)) if on_trees else None
+    # What reads the target's states runs it on all prompts before the device is chosen.
+    device = target.device if config.objective == STATE else CPU
     progress = train_draft(
-        model, target.load_model(), material.dataset, target.encoder, config, checkpoints,
+        model, target.load_model(device), material.dataset, target.encoder, config, checkpoints,
         data=data, seed=seed,
     )  # fmt: skip
     return model, tokenizer, progress
@@ -283,17 +281,14 @@ def train_draft(
     examples = dataset.examples("valid").sample(config.accept_users)
     if len(examples):
         prompts = encoder.encode_all(examples.histories)
-        validations.append(
-            Acceptance(target, model, prompts, trie, config.accept_beams, config.accept_nodes)
-        )
+        sizes = config.accept_beams, config.accept_nodes
+        validations.append(partial(acceptance, target, model, prompts, trie, *sizes))
 
     def validate() -> dict[str, float]:
         return {name: value for measure in validations for name, value in measure().items()}
 
     def make(device: torch.device, model: Any, target: Any) -> nn.Module:
         target.to(device)
-        if config.objective == STATE:
-            return StateAlignment(model, DeviceTrie.of(trie, device), config.alignment.flatten)
         dtype, smoothing = training_dtype(model, config, device), config.label_smoothing
         if data is not None:
             return TreeAlignment(
@@ -312,45 +307,24 @@ def train_draft(
     batches: Data
     if data is None:
         batches = training_batches(dataset, encoder, config, seed)
-    elif config.objective == STATE:
-        if trie.num_levels < 3:
-            raise ConfigError(
-                "draft.objective: state-kd drafts behind the first level, and saves no pass of a "
-                f"catalog of {trie.num_levels} levels; use margin-kd"
-            )
-        prompts = encoder.encode_all(data.prompts.histories)
-        batches = StateBatches(
-            data.prompts, data.trees, encoder, trie, config.batch_tokens,
-            seed=seed, behind=states_behind(model, target, prompts),
-        )  # fmt: skip
     else:
-        batches = _tree_batches(trie, encoder, config, data, seed)
+        behind, on_levels = None, config.alignment.on_levels
+        if on_levels and not data.config.level_tokens:
+            raise ConfigError(
+                "draft.objective: the teacher data lack the tokens of the levels, which it "
+                "compares; run `recsys train teacher` again with this objective"
+            )
+        if config.objective == STATE:
+            behind = states_behind(model, target, encoder.encode_all(data.prompts.histories))
+        batches = TreeBatches(
+            data.prompts, data.trees, encoder, trie, config.batch_tokens,
+            seed=seed, level_tokens=on_levels, behind=behind,
+        )  # fmt: skip
     module, device = on_chosen_device(KIND, [model, target], make, batches, config)
     return fit(
         module, batches, config, checkpoints,
         name=KIND, validate=validate if validations else None, seed=seed, device=device,
     )  # fmt: skip
-
-
-def _tree_batches(
-    trie: ItemTrie, encoder: PromptEncoder, config: DraftConfig, data: Teacher, seed: int
-) -> TreeBatches:
-    """The batches of an objective that learns from the teacher's trees."""
-    on_levels = config.alignment.on_levels
-    if on_levels and not data.config.level_tokens:
-        raise ConfigError(
-            "draft.objective: the teacher data lack the tokens of the levels, which it compares; "
-            "run `recsys train teacher` again with this objective"
-        )
-    return TreeBatches(
-        data.prompts,
-        data.trees,
-        encoder,
-        trie,
-        config.batch_tokens,
-        seed=seed,
-        level_tokens=on_levels,
-    )
 
 
 def cut(target: Any, layers: int) -> Any:
@@ -360,5 +334,5 @@ def cut(target: Any, layers: int) -> Any:
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = min(layers, config.num_hidden_layers)
     draft = type(target)(config)
-    initialise_from_model(draft, target)
+    draft.load_state_dict(target.state_dict(), strict=False)  # but for the further layers
     return draft

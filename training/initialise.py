@@ -1,4 +1,4 @@
-"""Initial weights: token embeddings from the quantiser's centroids, a draft from its target."""
+"""Initial weights of token embeddings, from the quantiser's centroids."""
 
 from __future__ import annotations
 
@@ -56,20 +56,3 @@ def initialise_from_centroids(model: Any, vocabulary: Vocabulary, centroids: Cod
         rows = centroid_embeddings(centroids, vocabulary.level_sizes, matrix.shape[1], rms)
         for offset, level in zip(vocabulary.level_offsets, rows, strict=True):
             matrix[offset : offset + len(level)] = torch.from_numpy(level).to(matrix)
-
-
-@torch.no_grad()
-def initialise_from_model(draft: Any, target: Any) -> None:
-    """Copy embeddings, head, last norm and the first layers of a model of the same width.
-
-    Raises:
-        ValueError: the widths differ.
-    """
-    source, state = target.state_dict(), draft.state_dict()
-    odd = [k for k in state if k not in source or source[k].shape != state[k].shape]
-    if odd:
-        raise ValueError(
-            f"the draft's {odd[0]} {tuple(state[odd[0]].shape)} does not fit the target; give both "
-            "the same sizes except the number of layers, or set init_from_target: false"
-        )
-    draft.load_state_dict({key: source[key] for key in state})

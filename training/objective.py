@@ -1,4 +1,4 @@
-"""NextToken: the training loss of a causal LM on a batch, as one module that accelerate can wrap.
+"""NextToken and WordDistillation: training losses of a causal LM on a batch of windows.
 
 The LM head is applied only to the positions that carry loss. Optionally the target is trained with
 an early-exit KL loss (`agreement`), and with soft labels.
@@ -13,6 +13,9 @@ from torch import nn
 from torch.autograd.function import FunctionCtx
 
 from recsys.errors import ConfigError
+from recsys.training import losses
+from recsys.training.settings import AlignmentSettings
+from recsys.training.tree import causal_parts
 
 
 class NextToken(nn.Module):
@@ -115,6 +118,53 @@ class NextToken(nn.Module):
         log_p, log_q = logits.float().log_softmax(-1), early.float().log_softmax(-1)
         total: torch.Tensor = rec + self._agreement * (log_p.exp() * (log_p - log_q)).sum(-1).mean()
         return total
+
+
+class WordDistillation(nn.Module):
+    """alpha * KL or TVD over the whole vocabulary + (1 - alpha) * next-item loss, at every token.
+
+    The target runs in every training step, because whole distributions are too large to store.
+
+    Attributes:
+        model: the draft.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        target: Any,
+        settings: AlignmentSettings,
+        *,
+        label_smoothing: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Wrap `model`; `target` runs under the same autocast."""
+        super().__init__()
+        self.model = model
+        self._target = (target,)
+        self._settings, self._smoothing, self._dtype = settings, label_smoothing, dtype
+
+    def forward(self, tokens: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        """Loss of one `recsys.training.batches.Batch`."""
+        settings, asked = self._settings, loss[:, 1:]
+        enabled = self._dtype != torch.float32
+        with torch.autocast(tokens.device.type, self._dtype, enabled=enabled):
+            logits = self._logits(self.model, tokens, asked)
+            with torch.no_grad():
+                log_p = self._logits(self._target[0], tokens, asked)
+            rec = smoothed_cross_entropy(logits, tokens[:, 1:][asked], self._smoothing)
+        kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        row = losses.forward_kl if settings.objective == "wordkd" else losses.total_variation
+        align = row(log_p.log_softmax(-1, dtype=kind), logits.log_softmax(-1, dtype=kind)).mean()
+        total: torch.Tensor = settings.align_weight * align + (1 - settings.align_weight) * rec
+        return total
+
+    @staticmethod
+    def _logits(model: Any, tokens: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        decoder, head = causal_parts(model)
+        hidden = decoder(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
+        logits: torch.Tensor = head(hidden[asked])
+        return logits
 
 
 def mixed_targets(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -28,9 +28,7 @@ Objective = Literal[
 # What each objective learns from, in addition to the next items.
 ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of the windows
 # The teacher's trees.
-ON_TREES = (
-    "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd", "margin-kd", "state-kd",
-)  # fmt: skip
+ON_TREES = tuple(name for name in get_args(Objective) if name not in ("sft", *ON_WORDS))
 Ablation = Literal[
     "released", "temperature", "no-density", "node-tokens", "unconstrained", "top-1", "last-beams",
 ]  # fmt: skip

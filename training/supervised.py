@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from recsys.artifacts import Output, Workspace
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
+from recsys.models.state_draft import StateDraft
 from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
 from recsys.semantic_ids.quantizer import Codebooks, pop_centroids
@@ -101,6 +102,8 @@ def training_dtype(model: Any, config: LoopConfig, device: torch.device) -> torc
 
     On a CPU in bf16, the backward pass of torch's fused attention takes ten times as long as eager.
     """
+    if isinstance(model, StateDraft):
+        return torch.float32
     if device.type == "cpu":
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         causal.set_attn_implementation("eager")

@@ -67,7 +67,6 @@ class Prompts:
         cls,
         histories: Histories,
         count: int,
-        min_context: int,
         seed: int,
         *,
         item_dropout: float = 0.0,
@@ -81,7 +80,6 @@ class Prompts:
         Args:
             histories: training events.
             count: number of prompts; 0 takes all.
-            min_context: items of a prompt, at least.
             seed: of the draw.
             item_dropout: share of items removed from the drawn prompts; the last item is kept.
             held_out: histories that are not used as a whole, because drafts are measured on them.
@@ -90,9 +88,9 @@ class Prompts:
         longest = histories.lengths.copy()
         if held_out is not None:
             longest[held_out] -= 1
-        own = np.maximum(longest - min_context + 1, 0)
+        own = np.maximum(longest, 0)
         rows = np.repeat(np.arange(len(histories)), own)
-        lengths = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own) + min_context
+        lengths = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own) + 1
         if count and count < len(rows):
             chosen = rng.choice(len(rows), count, replace=False)
             rows, lengths = rows[chosen], lengths[chosen]
@@ -430,7 +428,7 @@ def _draw_prompts(workspace: Workspace, config: TeacherConfig, seed: int) -> Pro
     dataset = Dataset.load(workspace.dataset)
     held_out = [dataset.examples(split).users for split in ("valid", "test")]
     prompts = Prompts.sample(
-        dataset.train_histories, config.histories, 1, seed,
+        dataset.train_histories, config.histories, seed,
         item_dropout=config.item_dropout, held_out=np.unique(np.concatenate(held_out)),
     )  # fmt: skip
     if not len(prompts):

@@ -1,11 +1,12 @@
 """Validation during training: ranking by a model, and acceptance of a draft by its target.
 
-Each class is a callback for `recsys.training.loop.fit`. It measures a fixed sample of validation
-users; the first metric that it returns decides which weights are kept.
+Both are callbacks for `recsys.training.loop.fit`. They measure a fixed sample of validation users;
+the first metric that is returned decides which weights are kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,43 +87,29 @@ class Validation:
         return gains
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """Strict speculative search with the draft being trained.
+def acceptance(
+    target: Any,
+    draft: Any,
+    prompts: Sequence[NDArray[np.int64]],
+    trie: ItemTrie,
+    num_beams: int,
+    nodes: int,
+) -> dict[str, float]:
+    """`accepted_levels` and `target_passes` of a request by strict speculative search.
 
-    The target is the model that verifies when serving, in float32.
-
-    Attributes:
-        target: the model that verifies.
+    Args:
+        target: the model that verifies when serving, in float32.
         draft: the model being trained.
         prompts: of validation users, similar lengths together.
         trie: the catalog.
         num_beams: K.
         nodes: of a draft tree.
     """
-
-    target: Any
-    draft: Any
-    prompts: list[NDArray[np.int64]]
-    trie: ItemTrie
-    num_beams: int
-    nodes: int
-
-    def __call__(self) -> dict[str, float]:
-        """`accepted_levels` and `target_passes` of a request, means over users."""
-        drafter = drafter_of(self.draft, self.nodes)
-        stats = [
-            beams
-            for start in range(0, len(self.prompts), DRAFTED)
-            for beams in speculative_beam_search(
-                self.target,
-                drafter,
-                self.prompts[start : start + DRAFTED],
-                self.trie,
-                self.num_beams,
-            ).stats
-        ]
-        return {
-            "accepted_levels": float(np.mean([s.accepted_levels for s in stats])),
-            "target_passes": float(np.mean([s.target_passes for s in stats])),
-        }
+    drafter, stats = drafter_of(draft, nodes), []
+    for start in range(0, len(prompts), DRAFTED):
+        part = prompts[start : start + DRAFTED]
+        stats += speculative_beam_search(target, drafter, part, trie, num_beams).stats
+    return {
+        "accepted_levels": float(np.mean([s.accepted_levels for s in stats])),
+        "target_passes": float(np.mean([s.target_passes for s in stats])),
+    }

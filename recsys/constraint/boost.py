@@ -2,7 +2,7 @@
 
 The score of an item is log p + boost. A prefix is ranked by its log-probability plus the largest
 boost of any row below it, which is an upper bound on the scores of its descendants. So beam search
-prunes by an upper bound, and its certificate and best-first completion stay valid. Items that a
+prunes by an upper bound, and its certificate and completion stay valid. Items that a
 mask or an exclusion hides still count in the bound, which makes it looser but not wrong. NumPy
 only, but for `Boost.to`.
 """

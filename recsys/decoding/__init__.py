@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recsys.decoding.beam import beam_search
-from recsys.decoding.best_first import complete
+from recsys.decoding.completion import complete
 from recsys.decoding.draft import (
     Drafter,
     ExhaustiveDrafter,

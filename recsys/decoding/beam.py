@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding.expand import Frontier, Step, TokenLogits, best_first
+from recsys.decoding.expand import Frontier, Step, TokenLogits
 from recsys.decoding.native import native_decoder, native_search
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search, SearchRequest
@@ -146,7 +146,8 @@ def answer(
 ) -> dict[str, torch.Tensor]:
     """What `beams_of` needs of a frontier of complete sequences, on the device."""
     frontier = frontier.padded(num_beams)
-    order = best_first(frontier)
+    # Equal scores keep row order.
+    order = frontier.scores.sort(dim=-1, descending=True, stable=True).indices
     scores = frontier.scores.gather(1, order)
     rows = step.trie.rows_of(frontier.states.gather(1, order))
     # No descendant of a pruned prefix scores more than the prefix: log-probabilities are <= 0.

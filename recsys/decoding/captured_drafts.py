@@ -65,8 +65,7 @@ class DraftGraphs(DecodeGraphs):
         super().__init__(passes, trie, **limits)
         if self._trie.source.num_levels == 1:
             raise ValueError("a catalog of one level needs no draft; capture beam searches")
-        wanted = drafter.model if isinstance(drafter, ModelDrafter) else None
-        if wanted is not (None if draft is None else draft.model):
+        if draft is not None and draft.model is not drafter.model:
             raise ValueError("draft: want captured passes of the drafter's model")
         self._drafter, self._width = drafter, self._widths[-1]
         self._split = drafter.split(self._trie, self._width)

@@ -131,17 +131,9 @@ class ExhaustiveDrafter:
         """See `Drafter`; the proposal depends on the trie and the exclusions only."""
         if step.levels == 1:
             return Proposal([])
-        root = torch.zeros((len(prompts), 1), dtype=torch.int64, device=prompts.tokens.device)
-        children = step.children(root, 0)
-        alive = children.alive.flatten(1)
-        states = children.states.flatten(1)
-        level = Frontier.proposed(
-            states,
-            torch.zeros(alive.shape, device=states.device).masked_fill_(~alive, -torch.inf),
-            step.trie.alphabet[children.symbols.flatten(1)],
-            torch.zeros_like(states),
-        )
-        return Proposal([level])
+        root = Frontier.root(len(prompts), torch.float32, prompts.tokens.device)
+        equal = TokenLogits.nothing(root.scores, step.trie)
+        return Proposal([step.expand(root, equal, 0, step.trie.source.branching[0])])
 
 
 class StateDrafter:
@@ -202,7 +194,7 @@ def states_behind(
     for first in range(0, len(prompts), _TOGETHER):
         part = PromptBatch.of(prompts[first : first + _TOGETHER], model)
         with TokenTree(model, part, 0) as tree:
-            logits = tree.forward()[:, -1]
+            logits = tree.forward()[:, -1].to(draft.reader.device)
             tree.note(logits.amax(-1, keepdim=True))
         states.append(draft.states(logits).float().cpu().numpy())
     return np.concatenate(states)

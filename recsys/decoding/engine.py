@@ -24,9 +24,9 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.fixed import FixedTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import beam_search
-from recsys.decoding.best_first import complete
 from recsys.decoding.captured import DecodeGraphs
 from recsys.decoding.captured_drafts import DraftGraphs
+from recsys.decoding.completion import complete
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, StateDrafter, drafter_of, split_nodes
 from recsys.decoding.grid import Grid
 from recsys.decoding.output import Beams
@@ -242,19 +242,13 @@ class Engine:
     @property
     def plans(self) -> list[Plan]:
         """The plans that the planner chooses from, and mode `draft`."""
-        sizes = dict.fromkeys((*_NODES, self.draft_nodes)) if self._saves_passes else ()
+        sizes = () if self.draft is None else dict.fromkeys((*_NODES, self.draft_nodes))
         return list_plans(self.trie.num_levels, self.trie.branching[0], list(sizes))
 
     @property
     def draft_model(self) -> TreeModel | None:
         """The draft, if it is a language model."""
         return self.draft if isinstance(self.draft, TreeModel) else None
-
-    @property
-    def _saves_passes(self) -> bool:
-        """Whether a draft can save passes; a `StateDraft` takes as many for two levels."""
-        least = 3 if isinstance(self.draft, StateDraft) else 2
-        return self.draft is not None and self.trie.num_levels >= least
 
     def capture(
         self,
@@ -352,9 +346,8 @@ class Engine:
         """Graphs for the decodes of a plan; nothing is captured yet."""
         if plan.mode == Mode.BEAM:
             return DecodeGraphs(passes[0], catalog, **limits)
-        target, draft = [*passes, None][:2]
-        assert target is not None  # noqa: S101 - the first one is
-        return DraftGraphs(target, draft, drafter_of(self.draft, plan.nodes), catalog, **limits)
+        draft = passes[1] if len(passes) > 1 else None
+        return DraftGraphs(passes[0], draft, drafter_of(self.draft, plan.nodes), catalog, **limits)
 
     def statistics(self) -> EngineStatistics:
         """What has been captured, and counts since then."""
@@ -415,7 +408,7 @@ class Engine:
             None if self.draft_model is None else self._measure(self.draft_model, batches),
             levels=self.trie.num_levels,
             first_level=self.trie.branching[0],
-            nodes=_NODES if self._saves_passes else (),
+            nodes=() if self.draft is None else _NODES,
         )
         for batch in batches:
             search = self._prepared([prompts[i % len(prompts)] for i in range(batch)])

@@ -10,7 +10,6 @@ Shapes: B requests, W beams, C children a beam at most, V vocabulary, A tokens o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -63,7 +62,7 @@ class TokenLogits(NamedTuple):
 
     @classmethod
     def nothing(cls, like: torch.Tensor, trie: DeviceTrie) -> TokenLogits:
-        """Zeros in the shape, type and device of (B, W) `like`, for a `Step.forced` step."""
+        """Zeros in the shape, type and device of (B, W) `like`, where they make no difference."""
         total = torch.zeros_like(like)
         return cls(total.unsqueeze(-1).expand(-1, -1, len(trie.alphabet)), total)
 
@@ -140,12 +139,6 @@ class Frontier(NamedTuple):
             pad(self.log_probs, (0, missing), value=-torch.inf),
             self.rest,
         )
-
-    @classmethod
-    def joined(cls, frontiers: Sequence[Frontier]) -> Frontier:
-        """Several frontiers side by side; `rest` is the first one's."""
-        parts = [torch.cat(same, dim=1) for same in zip(*frontiers, strict=True)]
-        return cls(*parts)._replace(rest=frontiers[0].rest)
 
     def at(self, positions: torch.Tensor) -> Frontier:
         """The beams at (B, w) places; the place W, which `stable_top` gives, is no beam."""
@@ -334,8 +327,3 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     taken = above | (equal & (equal.cumsum(-1) <= room))
     position = torch.arange(size, device=values.device)
     return torch.where(taken, position, size).topk(count, largest=False).values, rest
-
-
-def best_first(frontier: Frontier) -> torch.Tensor:
-    """(B, W) places by descending score; equal scores keep row order."""
-    return frontier.scores.sort(dim=-1, descending=True, stable=True).indices

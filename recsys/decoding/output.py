@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -137,29 +137,19 @@ class Beams:
     approximate: bool = False
     candidate_scores: torch.Tensor | None = None
 
-    def to(self, device: torch.device) -> Beams:
-        """The same with tensors on `device`."""
-        return self._each(lambda tensor: tensor.to(device))
-
     def take(self, requests: Sequence[int]) -> Beams:
         """The answers to some requests, in this order."""
         positions = torch.tensor(requests, dtype=torch.int64, device=self.rows.device)
-        return replace(
-            self._each(lambda tensor: tensor[positions]),
-            stats=[self.stats[i] for i in requests] if self.stats else [],
-            traces=[self.traces[i] for i in requests] if self.traces else [],
-        )
-
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Beams:
-        """The same with all tensors changed."""
         is_global, scored = self.is_global, self.candidate_scores
         return replace(
             self,
-            tokens=change(self.tokens),
-            scores=change(self.scores),
-            rows=change(self.rows),
-            is_global=None if is_global is None else change(is_global),
-            candidate_scores=None if scored is None else change(scored),
+            tokens=self.tokens[positions],
+            scores=self.scores[positions],
+            rows=self.rows[positions],
+            stats=[self.stats[i] for i in requests] if self.stats else [],
+            is_global=None if is_global is None else is_global[positions],
+            traces=[self.traces[i] for i in requests] if self.traces else [],
+            candidate_scores=None if scored is None else scored[positions],
         )
 
     @property

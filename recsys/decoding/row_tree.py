@@ -53,8 +53,8 @@ class RowTree:
         cls,
         trie: DeviceTrie,
         rows: Sequence[ArrayLike],
-        nodes: int | None = None,
-        upload: Upload | None = None,
+        nodes: int | None,
+        upload: Upload,
     ) -> RowTree:
         """The tree of `rows`.
 
@@ -63,8 +63,7 @@ class RowTree:
             rows: trie rows of each request, most wanted first.
             nodes: exactly so many a request, padding included: rows are taken in their order while
                 their prefixes fit, and the first that does not ends it. None for all rows.
-            upload: takes the tensors to the trie's device, with the caller's `send`; None does so
-                at once.
+            upload: takes the tensors to the trie's device, with the caller's `send`.
 
         Raises:
             ValueError: fewer nodes than none, or a row that the trie does not have.
@@ -79,12 +78,11 @@ class RowTree:
         states, parents, positions = prefixes.numbered(known, nodes)
         real_node = states > 0
         depths = np.searchsorted(source.depth_start, states, side="right") - 1
-        way = Upload(trie.device) if upload is None else upload
 
         def on_device(array: NDArray[np.generic]) -> torch.Tensor:
-            return way.add(np.ascontiguousarray(array))
+            return upload.add(np.ascontiguousarray(array))
 
-        tree = cls(
+        return cls(
             states=on_device(states),
             tokens=on_device(np.where(real_node, source.alphabet[source.symbol[states]], NO_TOKEN)),
             parents=on_device(parents),
@@ -94,9 +92,6 @@ class RowTree:
             symbols=on_device(source.symbol[path[..., 1:]].astype(np.int64)),
             known=on_device(known),
         )
-        if upload is None:
-            way.send()
-        return tree
 
     @property
     def width(self) -> int:

@@ -50,7 +50,7 @@ def score_rows(
     """
     search = Search.of(SearchRequest(prompts, prompt_slots=prompt_slots), model, trie)
     lists = arguments.rows_of_requests("rows", rows, len(search), search.step.trie.source.num_rows)
-    row_tree = RowTree.of(search.step.trie, lists, upload=search.prompts.upload)
+    row_tree = RowTree.of(search.step.trie, lists, None, search.prompts.upload)
     search.send()
     if not len(search):
         return row_tree.known.to(search.model.score_dtype)

@@ -1,9 +1,9 @@
 """Table: every node that the target has been run on, by trie state, with its logits.
 
-No node is computed twice: verification, patch passes, best-first search and the trace all read this
-table. Place 0 is the prompt (state 0, the root), and node i of the tree is place i + 1. All
-requests have the same number of places. A place without a node has the state `PADDING`, which no
-beam has; beams that do not exist have the state `NO_STATE`.
+No node is computed twice: verification, patch passes and the trace all read this table. Place 0 is
+the prompt (state 0, the root), and node i of the tree is place i + 1. All requests have the same
+number of places. A place without a node has the state `PADDING`, which no beam has; beams that do
+not exist have the state `NO_STATE`.
 """
 
 from __future__ import annotations
@@ -143,11 +143,9 @@ class Table:
         position = position - trie.first_child[position.gather(1, parents)]
         for depth in range(self.step.levels - 1):
             children = self.step.children(self.states, depth)  # none of places at other depths
-            scores, log_probs = self.step.score(nodes, self.logits, children)
+            _, log_probs = self.step.score(nodes, self.logits, children)
             below = (self.depth == depth + 1) & real
             at = torch.where(below, parents * children.states.shape[-1] + position, 0)
-            nodes = nodes._replace(
-                scores=torch.where(below, scores.flatten(1).gather(1, at), nodes.scores),
-                log_probs=torch.where(below, log_probs.flatten(1).gather(1, at), nodes.log_probs),
-            )
+            chosen = log_probs.flatten(1).gather(1, at)
+            nodes = nodes._replace(log_probs=torch.where(below, chosen, nodes.log_probs))
         return nodes.log_probs

@@ -9,21 +9,21 @@ products with the rows of the head, which are more than it has values in all but
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, ConfigError
 from recsys.vocabulary import Vocabulary
 
-KIND = "state-draft"
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FILE = "state_draft.safetensors"
+_DAMAGED = (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,12 @@ class StateDraftConfig:
         level_sizes: codes of each level.
         width: D, of the state.
         hidden: units of each network.
-        model_type: tells the checkpoint from a language model's.
     """
 
     level_offsets: tuple[int, ...]
     level_sizes: tuple[int, ...]
     width: int
     hidden: int = 256
-    model_type: str = KIND
 
 
 class _Level(nn.Module):
@@ -94,7 +92,15 @@ class StateDraft(nn.Module):
     @classmethod
     @torch.no_grad()
     def of(cls, target: Any, vocabulary: Vocabulary) -> StateDraft:
-        """A draft for `target`, a causal LM: it starts from the target's embeddings and head."""
+        """A draft for `target`, a causal LM: it starts from the target's embeddings and head.
+
+        ConfigError for fewer than three levels.
+        """
+        if vocabulary.num_levels < 3:
+            raise ConfigError(
+                "draft.objective: state-kd drafts behind the first level, and saves no pass of a "
+                f"catalog of {vocabulary.num_levels} levels; use margin-kd"
+            )
         head = target.get_output_embeddings().weight.float()
         embedding = target.get_input_embeddings().weight.float()
         ranges = list(zip(vocabulary.level_offsets, vocabulary.level_sizes, strict=True))
@@ -137,38 +143,49 @@ class StateDraft(nn.Module):
         logits: torch.Tensor = self.levels[length - 1](states, torch.stack(codes, -1))
         return logits
 
+    def of_trees(
+        self, states: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor
+    ) -> Iterator[torch.Tensor]:
+        """(B, K, V) log-probabilities of the codes below the nodes of levels 1 .. L - 2.
+
+        Args:
+            states: (B, D).
+            tokens: (B, L - 1, K) of the nodes of each level.
+            parents: (B, L - 1, K) place of each node's parent in the level above.
+        """
+        prefixes = tokens[:, 0, :, None]
+        for level in range(1, len(self.levels) + 1):
+            yield self(states, prefixes).log_softmax(-1)
+            above = parents[:, level].unsqueeze(-1).expand(-1, -1, level)
+            prefixes = torch.cat([prefixes.gather(1, above), tokens[:, level, :, None]], dim=-1)
+
     def save_pretrained(self, folder: Path | str) -> None:
-        """Write `config.json` and `model.safetensors`; the folder is created if needed."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(asdict(self.config), indent=2), encoding="utf-8")
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / WEIGHTS)
+        """Write the weights, with the sizes in their header; the folder is created if needed."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        values = {name: value.contiguous() for name, value in self.state_dict().items()}
+        save_file(values, Path(folder, FILE), {"config": json.dumps(asdict(self.config))})
 
     @classmethod
-    def load(cls, folder: Path | str) -> StateDraft:
+    def load(cls, folder: Path) -> StateDraft:
         """Read what `save_pretrained` wrote, in evaluation mode.
 
         Raises:
-            ArtifactError: damaged, of other sizes than the config says, or not finite.
+            ArtifactError: damaged, of other sizes than the header says, or not finite.
         """
-        folder = Path(folder)
         try:
-            values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+            with safe_open(folder / FILE, "pt") as stored:
+                config = json.loads((stored.metadata() or {})["config"])
+            sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
             with torch.device("meta"):  # the weights are what takes memory
                 draft = cls(StateDraftConfig(**sizes))
-            draft.load_state_dict(load_file(folder / WEIGHTS), assign=True)
-        except (OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+            draft.load_state_dict(load_file(folder / FILE), assign=True)
+        except _DAMAGED as error:
             raise ArtifactError(f"{folder}: not a loadable draft: {error}") from error
         if not all(values.isfinite().all() for values in draft.state_dict().values()):
             raise ArtifactError(f"{folder}: values that are not finite; train the draft again")
         return draft.eval()
 
 
-def is_state_draft(folder: Path | str) -> bool:
-    """Whether a folder is a `StateDraft`'s, by its config."""
-    try:
-        config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and config.get("model_type") == KIND
+def is_state_draft(folder: Path) -> bool:
+    """Whether a folder has a `StateDraft`, and no language model."""
+    return (folder / FILE).is_file()

@@ -120,16 +120,12 @@ class TreeModel:
         self,
         model: PreTrainedModel | Any,
         *,
-        prefixes: PrefixStore | None = None,
-        version: str = "",
         own_forward: bool | None = None,
     ) -> None:
         """Wrap `model`, a Hugging Face decoder-only causal LM (of a peft model, with its adapters).
 
         Args:
             model: in evaluation mode.
-            prefixes: prefix cache to read and to fill.
-            version: distinguishes this model's entries from those of other models in `prefixes`.
             own_forward: whether `recsys.models.llama` runs the model, which merges its weights in
                 place; None: on a GPU, if it can. False there is for comparisons.
 
@@ -167,7 +163,8 @@ class TreeModel:
         self.window, self._layer_kinds = attention_kinds(self.config)
         self.vocabulary_size = int(self._head.weight.shape[0])
         self.pool = CachePool(self.config, self.dtype, self.device)
-        self.prefixes, self.version = prefixes, version
+        self.prefixes: PrefixStore | None = None
+        self.version = ""
         if self.device.type != "cpu":
             self.most_padding = _MOST_PADDING
         self._own = self._make_own(own_forward)

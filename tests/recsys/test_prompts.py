@@ -71,13 +71,13 @@ def test_windows_by_hand():
     assert windows.first.tolist() == [1, 3, 3, 1]
 
 
-@given(configs(), st.lists(st.integers(0, 45), max_size=4), st.integers(1, 4))
-def test_each_item_is_predicted_once_with_the_serving_prompt(config, lengths, min_context):
+@given(configs(), st.lists(st.integers(0, 45), max_size=4))
+def test_each_item_is_predicted_once_with_the_serving_prompt(config, lengths):
     # Each item occurs once over all histories, so it says where it came from.
     ends = np.cumsum([0, *lengths])
     items = [np.arange(a, b) for a, b in pairwise(ends)]
     asked = encoder(config, int(ends[-1]))
-    windows = training_windows(Histories.of(items), config, min_context=min_context)
+    windows = training_windows(Histories.of(items), config)
     questions = [
         (int(window[place]), asked.item_tokens[window[:place]].reshape(-1).tolist())
         for window, first in zip(windows.sequences, windows.first, strict=True)
@@ -86,6 +86,6 @@ def test_each_item_is_predicted_once_with_the_serving_prompt(config, lengths, mi
     expected = [
         (int(history[p]), asked.encode(history[:p])[1:].tolist())
         for history in items
-        for p in range(min_context, len(history))
+        for p in range(1, len(history))
     ]
     assert questions == expected

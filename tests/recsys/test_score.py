@@ -16,6 +16,7 @@ from recsys.decoding import (
     score_rows,
 )
 from recsys.decoding.row_tree import RowTree
+from recsys.transfers import Upload
 
 ARCHITECTURES = ["llama-gqa", "mistral-window"]
 MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}
@@ -61,7 +62,9 @@ def test_scores_equal_teacher_forcing(seed, architecture):
 @settings(max_examples=30, deadline=None)
 def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
     _, trie, prompts, rows = random_case(seed)
-    tree = RowTree.of(DeviceTrie.of(trie), rows, nodes)
+    upload = Upload(torch.device("cpu"))
+    tree = RowTree.of(DeviceTrie.of(trie), rows, nodes, upload)
+    upload.send()
     assert tree.states.shape == (len(prompts), nodes)
     for request, mine in enumerate(rows):
         prefixes: set[tuple[int, ...]] = set()

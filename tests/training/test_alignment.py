@@ -17,8 +17,8 @@ from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.training import draft, target
-from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
-from recsys.training.objective import NextToken
+from recsys.training.alignment import TreeAlignment, TreeBatches
+from recsys.training.objective import NextToken, WordDistillation
 from recsys.training.settings import AlignmentSettings, DraftConfig
 from recsys.training.teacher import Prompts, search_trees
 from recsys.vocabulary import Vocabulary
@@ -53,7 +53,7 @@ LEVEL_TOKENS = [torch.tensor(sorted(set(level))) for level in TOKENS.T.tolist()]
 
 def make_batches(model, histories=None, max_tokens=200, **options):
     histories = histories or make_histories()
-    prompts = Prompts.sample(histories, 0, 1, seed=0)
+    prompts = Prompts.sample(histories, 0, seed=0)
     trees = search_trees(
         model, ENCODER.encode_all(prompts.histories), DeviceTrie.of(TRIE), BEAMS,
         levels_of=LEVEL_TOKENS if options.get("level_tokens") else (),

@@ -181,7 +181,8 @@ def test_a_request_gets_the_same_texts_alone_and_in_a_batch():
 
 def test_a_cached_prompt_is_not_run_again():
     store = PrefixStore(DOUBLE.config, DOUBLE.dtype, DOUBLE.device, 1 << 20)
-    model = TreeModel(DOUBLE, prefixes=store, version="v")
+    model = TreeModel(DOUBLE)
+    model.prefixes, model.version = store, "v"
     first = generate(model, [np.arange(1, 40)], 3, 12)
     again = generate(model, [np.arange(1, 40)], 3, 12)
     assert first.stats[0].cached_tokens == 0 < again.stats[0].cached_tokens

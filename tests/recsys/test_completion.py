@@ -1,4 +1,4 @@
-"""The certificate and best-first completion against all sequences scored one by one."""
+"""The certificate and completion against all sequences scored one by one."""
 
 import numpy as np
 import pytest
