@@ -23,6 +23,7 @@ from recsys.capped import fill_lists
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.engine import Engine
+from recsys.decoding.score import score_rows
 from recsys.devices import AUTO, or_on_cpu
 from recsys.errors import RequestError
 from recsys.interactions import Histories
@@ -333,7 +334,8 @@ class Recommender:
         known = [epoch.catalog.known(history) for history in histories]
         prompts = epoch.encoder.encode_all(Histories.of([h[h >= 0] for h in known]))
         rows = [epoch.trie.item_row[numbers] for numbers in item_numbers]
-        scores = self.engine.score(prompts, rows).tolist()
+        target, slots = self.engine.target, self.engine.prompt_slots
+        scores = score_rows(target, prompts, self.engine.trie, rows, prompt_slots=slots).tolist()
         return [line[: len(numbers)] for line, numbers in zip(scores, item_numbers, strict=True)]
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:

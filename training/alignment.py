@@ -395,7 +395,7 @@ class TreeAlignment(nn.Module):
         tokens = self._trie.tokens_of(levels.states.clamp(min=0))
         levels.log_q.append(levels.log_p[0])  # the first level is the target's own
         for depth, log_q in enumerate(self.model.of_trees(behind, tokens, levels.parents), start=1):
-            code = levels.tokens[depth] - self.model.config.level_offsets[depth]
+            code = levels.tokens[depth] - self.model.level_offsets[depth]
             levels.log_q.append(log_q.gather(-1, code.masked_fill(~levels.real[depth], 0)))
         return tree_kd(levels, self._settings.flatten)
 

@@ -79,7 +79,7 @@ def complete(
     widths.append(num_beams)
     decoder = native_decoder(search) if search.step.gains is None else None
     # The library takes one request at a time: each may need memory for many nodes.
-    groups = [open_] * bool(len(open_)) if decoder is None else open_.split(1)
+    groups = [open_] * bool(len(open_)) if decoder is None else list(open_[:, None])
     tokens, scores, rows = beams.tokens.clone(), beams.scores.clone(), beams.rows.clone()
     is_global, stats = beams.is_global.clone(), list(beams.stats)
     for group in groups:

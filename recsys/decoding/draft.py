@@ -149,7 +149,7 @@ class StateDrafter:
 
     def split(self, trie: DeviceTrie, num_beams: int) -> list[int]:
         """Nodes of levels 1, 2, ...: K, and equal parts of the others."""
-        known = min(trie.source.num_levels, len(self.model.config.level_sizes)) - 1
+        known = min(trie.source.num_levels, len(self.model.level_sizes)) - 1
         share = max(1, (self.nodes - num_beams) // max(1, known - 1))
         asked = [num_beams, *[share] * (known - 1)][:known]
         return [trie.source.width(depth, width) for depth, width in enumerate(asked, start=1)]
@@ -159,17 +159,17 @@ class StateDrafter:
 
         Nothing waits for the device, so it can be captured.
         """
-        trie, config = step.trie, self.model.config
-        states = self.model.states(logits)
+        trie, model = step.trie, self.model
+        states = model.states(logits)
         frontier = Frontier.root(len(logits), logits.dtype, logits.device)
         prefixes = frontier.tokens[..., None][..., :0]
         following = TokenLogits.of(logits.unsqueeze(1), trie)
         levels: list[Frontier] = []
         for depth, width in enumerate(self.split(trie, num_beams)):
             if depth:
-                codes = self.model(states, prefixes).to(logits.dtype)
-                place = trie.alphabet - config.level_offsets[depth]
-                size = config.level_sizes[depth]
+                codes = model(states, prefixes).to(logits.dtype)
+                place = trie.alphabet - model.level_offsets[depth]
+                size = model.level_sizes[depth]
                 known = codes.index_select(-1, place.clamp(0, size - 1))
                 known = known.masked_fill((place < 0) | (place >= size), -torch.inf)
                 following = TokenLogits(known, codes.logsumexp(-1))

@@ -32,7 +32,6 @@ from recsys.decoding.grid import Grid
 from recsys.decoding.output import Beams
 from recsys.decoding.planner import Load, PassTimes, Plan, Planner, list_plans
 from recsys.decoding.request import Search, SearchRequest
-from recsys.decoding.score import score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree, find_long_prompts
 from recsys.errors import NonFiniteError
@@ -217,10 +216,6 @@ class Engine:
         nodes = max(most, widest * self.trie.num_levels + 256)
         return complete(self.target, beams, search, self.trie, max_nodes=nodes)
 
-    def score(self, prompts: Sequence[ArrayLike], rows: Sequence[ArrayLike]) -> torch.Tensor:
-        """(B, C) exact scores of given rows, in one pass (`score_rows`)."""
-        return score_rows(self.target, prompts, self.trie, rows, prompt_slots=self.prompt_slots)
-
     def warm_up(
         self, prompts: Sequence[ArrayLike], num_beams: int = 20, batches: Sequence[int] = (1, 8)
     ) -> None:
@@ -404,8 +399,8 @@ class Engine:
     ) -> Planner:
         """A planner with measurements of this machine and of every plan."""
         planner = Planner(
-            self._measure(self.target, batches),
-            None if self.draft_model is None else self._measure(self.draft_model, batches),
+            _measure(self.target, batches),
+            None if self.draft_model is None else _measure(self.draft_model, batches),
             levels=self.trie.num_levels,
             first_level=self.trie.branching[0],
             nodes=() if self.draft is None else _NODES,
@@ -500,14 +495,15 @@ class Engine:
             return None
         return None if (np.diff(order) > 0).all() else order.tolist()
 
-    @torch.inference_mode()
-    def _measure(self, model: TreeModel, batches: Sequence[int]) -> PassTimes:
-        """Measure the time of forward passes of a model on this machine."""
-        points = {}
-        for batch in sorted(set(batches)):
-            sizes = [s for s in _MEASURED_TOKENS if batch * s <= _MOST_TOKENS] or [4]
-            points[batch] = tuple((size, _time_pass(model, batch, size)) for size in sizes)
-        return PassTimes(points)
+
+@torch.inference_mode()
+def _measure(model: TreeModel, batches: Sequence[int]) -> PassTimes:
+    """Measure the time of forward passes of a model on this machine."""
+    points = {}
+    for batch in sorted(set(batches)):
+        sizes = [s for s in _MEASURED_TOKENS if batch * s <= _MOST_TOKENS] or [4]
+        points[batch] = tuple((size, _time_pass(model, batch, size)) for size in sizes)
+    return PassTimes(points)
 
 
 def _with_prefixes(model: Any, prefix_bytes: int, version: str) -> TreeModel:

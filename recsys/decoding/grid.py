@@ -100,7 +100,7 @@ class Grid:
         behind = self.behind_prompts and plan.mode == Mode.DRAFT
         first = set() if behind else self._of_prompts(nodes)
         slots += whole_blocks(nodes + rounds * self.patch)
-        most = max(self.patch, nodes) if behind else self.patch
+        most = max(self.patch, nodes * behind)
         patches = {(size, slots, size) for size in list_sizes(most)}
         return self._of_batches(first | patches, self._batches_of(plan))
 

@@ -73,7 +73,7 @@ class TraceNode:
             drafter, minus the rank from candidates. None for a patched node, and for a node that
             was added to score a candidate (the draft may hold the same node again).
         target_log_prob: the target's log-probability of the path; boosts are not part of it.
-        fate: `accepted`: a beam of the target's search that the first pass ran. `rejected`: run
+        fate: `accepted`: a beam of the target's search that the draft had. `rejected`: run
             in any pass, but not a beam. `patched`: a beam that the draft lacked, added by a patch
             pass.
         items: items below the node that the request may get; None where they are not counted.

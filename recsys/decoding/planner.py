@@ -222,18 +222,16 @@ class Planner:
         target, batch, beams = self._target, load.batch, load.beams
         if plan.mode == Mode.BEAM:
             return target(batch, load.tokens) + (self.levels - 1) * target(batch, beams)
-        seconds = 0.0
-        nodes, first = self.first_level, 1
+        seconds, first, tokens, nodes = 0.0, 1, load.tokens, self.first_level
         if plan.mode == Mode.DRAFT:
-            nodes, level = plan.nodes, plan.nodes / max(1, self.levels - 1)
-        if plan.mode == Mode.DRAFT and self._draft is None:
-            first = 2
-            seconds += target(batch, load.tokens) + target(batch, nodes)
-        else:
-            seconds += target(batch, load.tokens + nodes)
-        if plan.mode == Mode.DRAFT and self._draft is not None:
-            seconds += self._draft(batch, load.tokens)
-            seconds += (self.levels - 2) * self._draft(batch, level)
+            nodes = plan.nodes
+            if self._draft is None:
+                seconds, first, tokens = target(batch, load.tokens), 2, 0
+            else:
+                level = nodes / max(1, self.levels - 1)
+                seconds = self._draft(batch, load.tokens)
+                seconds += (self.levels - 2) * self._draft(batch, level)
+        seconds += target(batch, tokens + nodes)
         counts = self._counts(plan, load)
         for done in range(first, self.levels):
             if passes is not None:

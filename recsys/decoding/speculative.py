@@ -95,11 +95,12 @@ def speculative_beam_search(
     # A search is no wider than its catalog, however large num_beams is.
     width = min(num_beams, step.trie.source.num_rows)
     search.send()
+    draft: Proposal | StateDrafter
     if isinstance(drafter, StateDrafter):
         draft, nodes = drafter, sum(drafter.split(step.trie, width))
     else:
-        draft = drafter.propose(search.prompts, step, width)
-        nodes = draft.nodes
+        draft = proposal = drafter.propose(search.prompts, step, width)
+        nodes = proposal.nodes
     with search.tree(nodes + patch_room(step.trie.source, width, patch_nodes)) as tree:
         verifying = verify_draft(search, tree, draft, width)
         answers = Answers(verifying, len(search), traced=traced)

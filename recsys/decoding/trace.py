@@ -38,19 +38,15 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
         ):
             if is_node:
                 draft_score = draft_line[place - 1] if place < first_patch else None
-                fate = _fate(pass_of[place] == verified, beam)
+                fate: Fate = "rejected"
+                if beam:
+                    fate = "accepted" if pass_of[place] == verified else "patched"
                 in_pass = pass_of[place] + 1
                 nodes_.append(
                     TraceNode(parent, level, token, state, in_pass, draft_score, score, fate)
                 )
         traces.append(Trace(nodes_))
     return traces
-
-
-def _fate(was_verified: bool, beam: bool) -> Fate:
-    if not beam:
-        return "rejected"
-    return "accepted" if was_verified else "patched"
 
 
 def _beams(table: Table, num_beams: int) -> torch.Tensor:

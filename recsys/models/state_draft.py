@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +23,6 @@ from recsys.vocabulary import Vocabulary
 
 FILE = "state_draft.safetensors"
 _DAMAGED = (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError)
-
-
-@dataclass(frozen=True)
-class StateDraftConfig:
-    """Sizes of a `StateDraft`.
-
-    Attributes:
-        level_offsets: token of code 0 of each level.
-        level_sizes: codes of each level.
-        width: D, of the state.
-        hidden: units of each network.
-    """
-
-    level_offsets: tuple[int, ...]
-    level_sizes: tuple[int, ...]
-    width: int
-    hidden: int = 256
 
 
 class _Level(nn.Module):
@@ -72,22 +54,28 @@ class StateDraft(nn.Module):
     """The networks of levels 2 .. L - 1; the first level is the target's, the last has no nodes.
 
     Attributes:
-        config: the sizes.
+        level_offsets: token of code 0 of each level.
+        level_sizes: codes of each level.
         reader: (D, A) from the logits of all A codes to the state; fixed.
     """
 
     reader: torch.Tensor
 
-    def __init__(self, config: StateDraftConfig) -> None:
-        """Random networks, and a reader of zeros."""
+    def __init__(
+        self,
+        level_offsets: Sequence[int],
+        level_sizes: Sequence[int],
+        width: int,
+        hidden: int = 256,
+    ) -> None:
+        """Random networks of `hidden` units, and a reader of zeros to states of `width` D."""
         super().__init__()
-        self.config = config
-        sizes, width = config.level_sizes, config.width
+        self.level_offsets, self.level_sizes, self._hidden = level_offsets, level_sizes, hidden
         self.levels = nn.ModuleList(
-            _Level(sizes[:level], sizes[level], width, config.hidden)
-            for level in range(1, len(sizes) - 1)
+            _Level(level_sizes[:level], level_sizes[level], width, hidden)
+            for level in range(1, len(level_sizes) - 1)
         )
-        self.register_buffer("reader", torch.zeros(width, sum(sizes)))
+        self.register_buffer("reader", torch.zeros(width, sum(level_sizes)))
 
     @classmethod
     @torch.no_grad()
@@ -97,21 +85,17 @@ class StateDraft(nn.Module):
         ConfigError for fewer than three levels.
         """
         if vocabulary.num_levels < 3:
-            raise ConfigError(
-                "draft.objective: state-kd drafts behind the first level, and saves no pass of a "
-                f"catalog of {vocabulary.num_levels} levels; use margin-kd"
-            )
+            raise ConfigError("draft.objective: state-kd needs three levels or more; use margin-kd")
         head = target.get_output_embeddings().weight.float()
         embedding = target.get_input_embeddings().weight.float()
         ranges = list(zip(vocabulary.level_offsets, vocabulary.level_sizes, strict=True))
-        draft = cls(
-            StateDraftConfig(vocabulary.level_offsets, vocabulary.level_sizes, head.shape[1])
-        )
+        draft = cls(vocabulary.level_offsets, vocabulary.level_sizes, head.shape[1])
         rows = [slice(first, first + size) for first, size in ranges]
         draft.reader.copy_(torch.linalg.pinv(torch.cat([head[own] for own in rows])))
+        level: Any
         for number, level in enumerate(draft.levels, start=1):
             level.head.weight.copy_(head[rows[number]])
-            for own, table in zip(rows, level.codes, strict=False):
+            for own, table in zip(rows, level.codes.children(), strict=False):
                 codes = embedding[own] / embedding[own].square().mean().sqrt().clamp(min=1e-12)
                 to_hidden = nn.Linear(codes.shape[1], table.embedding_dim, bias=False)
                 table.weight.copy_(to_hidden.to(codes.device)(codes))
@@ -119,7 +103,7 @@ class StateDraft(nn.Module):
 
     def states(self, logits: torch.Tensor) -> torch.Tensor:
         """(B, D) states from the target's (B, vocabulary) logits."""
-        parts = zip(self.config.level_offsets, self.config.level_sizes, strict=True)
+        parts = zip(self.level_offsets, self.level_sizes, strict=True)
         codes = torch.cat([logits[:, first : first + size] for first, size in parts], dim=1)
         return codes.to(self.reader.dtype) @ self.reader.T
 
@@ -133,14 +117,13 @@ class StateDraft(nn.Module):
         Returns:
             (B, W, V) of the codes of level l + 1.
         """
-        config, length = self.config, prefixes.shape[-1]
         codes = [
             (tokens - first).clamp(0, size - 1)
             for tokens, first, size in zip(
-                prefixes.unbind(-1), config.level_offsets, config.level_sizes, strict=False
+                prefixes.unbind(-1), self.level_offsets, self.level_sizes, strict=False
             )
         ]
-        logits: torch.Tensor = self.levels[length - 1](states, torch.stack(codes, -1))
+        logits: torch.Tensor = self.levels[prefixes.shape[-1] - 1](states, torch.stack(codes, -1))
         return logits
 
     def of_trees(
@@ -163,7 +146,9 @@ class StateDraft(nn.Module):
         """Write the weights, with the sizes in their header; the folder is created if needed."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         values = {name: value.contiguous() for name, value in self.state_dict().items()}
-        save_file(values, Path(folder, FILE), {"config": json.dumps(asdict(self.config))})
+        width, sizes = len(self.reader), (self.level_offsets, self.level_sizes)
+        config = json.dumps([*sizes, width, self._hidden])
+        save_file(values, Path(folder, FILE), {"sizes": config})
 
     @classmethod
     def load(cls, folder: Path) -> StateDraft:
@@ -174,10 +159,9 @@ class StateDraft(nn.Module):
         """
         try:
             with safe_open(folder / FILE, "pt") as stored:
-                config = json.loads((stored.metadata() or {})["config"])
-            sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+                sizes = json.loads((stored.metadata() or {})["sizes"])
             with torch.device("meta"):  # the weights are what takes memory
-                draft = cls(StateDraftConfig(**sizes))
+                draft = cls(*sizes)
             draft.load_state_dict(load_file(folder / FILE), assign=True)
         except _DAMAGED as error:
             raise ArtifactError(f"{folder}: not a loadable draft: {error}") from error

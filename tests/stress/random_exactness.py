@@ -41,7 +41,7 @@ from recsys.decoding import (
 )
 from recsys.decoding.planner import Plan
 from recsys.models.cache import CachePool
-from recsys.models.state_draft import StateDraft, StateDraftConfig
+from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
 
@@ -406,7 +406,7 @@ class Checker:
         count = len(self.oracle.rows)
         rows = [self.rng.integers(0, count, self.rng.integers(0, 6)) for _ in case.requests]
         sizes = (case.script.vocabulary,) * case.levels
-        states = StateDraft(StateDraftConfig((0,) * case.levels, sizes, 4, 4)).eval()
+        states = StateDraft((0,) * case.levels, sizes, 4, 4).eval()
         found = strict(self.target, StateDrafter(states, nodes), *ask, patch_nodes=patch)
         self.check("strict, drafted from states", found)
         plain = {k: v for k, v in self.limits.items() if k != "boosts"}

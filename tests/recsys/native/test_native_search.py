@@ -135,12 +135,17 @@ def test_completed_lists_are_those_of_a_search_that_prunes_nothing(
         assert after.target_tokens <= before.target_tokens + 4096 + 12
 
 
-def test_a_completion_without_room_leaves_the_answer(monkeypatch):
+@pytest.mark.parametrize("native", [True, False])
+def test_a_completion_without_room_leaves_the_answer(monkeypatch, native):
+    if not native:
+        monkeypatch.setattr("recsys.decoding.completion.native_decoder", lambda search: None)
     model, rng = MODELS["llama"], np.random.default_rng(3)
     trie = ItemTrie.build(random_catalog(rng, 700, 4))
     prompts = random_prompts(rng, 6, 12)
     found = beam_search(model, prompts, trie, 2)
     assert not found.is_global.all()
+    with pytest.raises(ValueError, match="max_nodes: want at least 6 for 2 beams"):
+        complete(model, found, prompts, trie, max_nodes=5)
     same = complete(model, found, prompts, trie, max_nodes=6)
     still = ~same.is_global
     assert still.any()
