@@ -194,9 +194,9 @@ def states_behind(
     for first in range(0, len(prompts), _TOGETHER):
         part = PromptBatch.of(prompts[first : first + _TOGETHER], model)
         with TokenTree(model, part, 0) as tree:
-            logits = tree.forward()[:, -1].to(draft.reader.device)
+            logits = tree.forward()[:, -1]
             tree.note(logits.amax(-1, keepdim=True))
-        states.append(draft.states(logits).float().cpu().numpy())
+        states.append(draft.states(logits.to(draft.reader.device)).float().cpu().numpy())
     return np.concatenate(states)
 
 
