@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recsys.artifacts import read_manifest
+from recsys.artifacts import Workspace, read_manifest
 from recsys.config import Settings
 from recsys.data.prepare import stage
 from recsys.dataset import Dataset
 from recsys.pipeline import Context
+from recsys.retraining.news import _read_files
 
 
 @pytest.fixture
@@ -86,6 +87,12 @@ class Shop(NamedTuple):
     def notes(self) -> str:
         """The notes of the cleaning report."""
         return "\n".join(self.info["cleaning"]["notes"])
+
+    def night(self, path: Path, **form: Any) -> pa.Table:
+        """The events of a newer file, read in the form of these data."""
+        schema, mapping = self.data.items.schema, self.info["cleaning"]["mapping"]
+        known = (Workspace.of("t"), schema.remove_metadata(), mapping)
+        return _read_files(path, None, form.pop("named", {}), *known, **form)[0]
 
     def values(self, name: str) -> list[Any]:
         """One column of the items, in the order of the items file."""

@@ -105,16 +105,6 @@ def test_new_events_follow_and_items_keep_their_numbers(grow):
     assert rows_of(grown) == old | {("bob", "d", 4, 0), ("dan", "a", 5, 1), ("ann", "d", 6, 2)}
 
 
-def test_equal_new_lines_add_their_pieces(grow):
-    """By hand: one of two pieces that ann bought on equal lines is returned, and both of bob's."""
-    events = [("ann", "c", 4, None, 1)] * 2 + [("ann", "c", 5, "return", -1)]
-    events += [("bob", "a", 4, None, 2)] + [("bob", "a", 5, "return", -1)] * 2
-    grown = grow(parent(), events, items())
-    assert ("ann", "c", 4, 0) in rows_of(grown)
-    assert ("bob", "a", 4, 0) not in rows_of(grown)
-    assert grown.disliked.table["item_id"].to_pylist() == ["a"]
-
-
 def test_the_events_of_erased_users_are_left_out(grow):
     grown = grow(parent(), [("bob", "a", 6)], items(), erased=["ann"])
     assert "ann" not in grown.interactions.user_ids.tolist()

@@ -181,24 +181,6 @@ def test_pieces_left_equal_a_loop(rows: list[tuple[int, int, float]]) -> None:
     assert pieces_left(user, item, signed.astype(float)).tolist() == expected
 
 
-def test_equal_lines_add_their_pieces(tmp_path) -> None:
-    """By hand: b buys p1 on two equal lines and returns one; c returns both pieces of p2."""
-    rows = [f"{n},2026-01-{1 + n % 9:02} 10:00,u{n},i{n % 5},1" for n in range(40)]
-    rows += ["900,2026-02-01 10:00,b,p1,1"] * 2 + ["901,2026-02-02 10:00,b,p1,-1"]
-    rows += ["902,2026-02-01 10:00,c,p2,2"] + ["903,2026-02-02 10:00,c,p2,-1"] * 2
-    file = tmp_path / "orders.csv"
-    file.write_text("\n".join(["order_id,date,customer,sku,quantity", *rows]))
-    made = build(DataConfig(source="table", path=str(file)))
-    data, decisions = made.dataset, made.decisions
-    user, item = data.interactions.user_ids, data.item_ids
-    pairs = {(user[u], item[i]) for u, i in zip(data.events.user, data.events.item, strict=True)}
-    assert ("b", "p1") in pairs
-    assert ("c", "p2") not in pairs
-    assert data.disliked is not None
-    assert data.disliked.table["item_id"].to_pylist() == ["p2"]
-    assert decisions["pieces_of_equal_rows_added"] == 2
-
-
 @pytest.mark.parametrize(
     ("column", "sale", "back"),
     [("is_return", "0", "1"), ("Belegart", "Rechnung", "Gutschrift"), ("Type", "Sale", "Void")],

@@ -18,13 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from recsys import cli
-from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.data.spreadsheets import _formats_with_zeros
 from recsys.data.time_formats import TimeRules, read_moments
 from recsys.dataset import Dataset
 from recsys.errors import DataError
-from recsys.retraining.news import _read_files
 
 T = 1_700_000_000
 
@@ -45,11 +43,7 @@ def night(shop, raw):
         old = [(f"u{n % 10}", f"p{n * 7 % 11}", date) for n, date in enumerate(dates)]
         made = shop(table("user,item,date", old))
         (raw / "new.csv").write_text(table("user,item,date", rows))
-        schema = made.data.items.schema.remove_metadata()
-        mapping = made.info["cleaning"]["mapping"]
-        return _read_files(
-            raw / "new.csv", None, {}, Workspace.of("t"), schema, mapping, **form
-        )[0]  # fmt: skip
+        return made.night(raw / "new.csv", **form)
 
     return run
 
@@ -303,12 +297,10 @@ def test_the_command_for_baskets_reads_them(home, raw, mark, encoding, before, p
 def test_a_file_of_the_night_without_a_header_is_refused_with_advice_that_works(shop, raw):
     rows = [(f"u{n % 10}", f"p{n * 7 % 11}", T + 9000 * n) for n in range(180)]
     made = shop(table("Kunde;Artikel;Datum", rows, ";"))
-    schema, mapping = made.data.items.schema.remove_metadata(), made.info["cleaning"]["mapping"]
 
     def read(columns: dict[str, str], **form: Any) -> int:
         (raw / "new.csv").write_text(table(";".join(map(str, rows[0])), rows[1:], ";"))
-        of_night = (Workspace.of("t"), schema, mapping)
-        return _read_files(raw / "new.csv", None, columns, *of_night, **form)[0].num_rows
+        return made.night(raw / "new.csv", named=columns, **form).num_rows
 
     for columns in ({}, {"user": "u0", "item": "p0", "timestamp": str(T)}):
         with pytest.raises(DataError, match="no names of columns") as refused:
@@ -379,9 +371,7 @@ def test_lines_that_only_look_like_returns_are_asked_about(shop, raw, name, sold
     if name == "Price":
         assert found.roles["price"] == "Price"
     (raw / "new.csv").write_text(text)
-    schema, mapping = found.data.items.schema.remove_metadata(), found.info["cleaning"]["mapping"]
-    read = _read_files(raw / "new.csv", None, {}, Workspace.of("t"), schema, mapping)[0]
-    assert read["type"].to_pylist().count("return") == 8
+    assert found.night(raw / "new.csv")["type"].to_pylist().count("return") == 8
     assert shop(text, columns={role: "none"}).data.interactions.item.size == 120
 
 
@@ -420,9 +410,7 @@ def test_an_unknown_item_in_nearly_every_order_is_named_at_night(shop, raw, caps
     made = shop(table("user,item,date", rows))
     bags = [(user, "BAG", at) for user, _, at in rows]
     (raw / "new.csv").write_text(f"Orders of May\n\n{table('user,item,date', [*rows, *bags])}")
-    schema, mapping = made.data.items.schema.remove_metadata(), made.info["cleaning"]["mapping"]
-    read = _read_files(raw / "new.csv", None, {}, Workspace.of("t"), schema, mapping)[0]
-    assert read.num_rows == 360
+    assert made.night(raw / "new.csv").num_rows == 360
     told = " ".join(capsys.readouterr().err.split())
     assert "'BAG' is in 100% of the orders" in told
     assert "lines above the names of the columns are not read: 'Orders of May'" in told

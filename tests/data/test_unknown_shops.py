@@ -56,9 +56,7 @@ def bought(
 def of_the_night(found: Any, raw: Path, text: str, **form: Any) -> pa.Table:
     """The events of a file after a first run."""
     (raw / "new.csv").write_text(text, encoding="utf-8")
-    schema = found.data.items.schema.remove_metadata()
-    mapping = found.info["cleaning"]["mapping"]
-    return _read_files(raw / "new.csv", None, {}, Workspace.of("t"), schema, mapping, **form)[0]
+    return found.night(raw / "new.csv", **form)
 
 
 # Titles under the name of an item, in the items file
@@ -505,14 +503,17 @@ def test_a_column_that_numbers_every_line_is_of_no_returns(shop, column):
      ("rating", ("fine", "awful")), ("Bewertung", ("gut", "schlecht")),
      ("order_status", ("paid", "Cancel it")), ("Status", ("Zrealizowane", "Do zwrotu")),
      ("Status", ("Delivered", "Parked")), ("returned", ("no", "partial")),
-     ("refunded", ("No", "Partially")), ("cancelled", ("no", "perhaps"))],
+     ("refunded", ("No", "Partially")), ("cancelled", ("no", "perhaps")),
+     ("returned", ("1", "3")), ("parcel_note", ("delivered", "returned to sender"))],
 )  # fmt: skip
 def test_what_may_say_that_rows_were_taken_back_is_never_left_out_in_silence(shop, column, values):
-    value = lambda n: values[n % 9 == 0]  # noqa: E731
-    found = shop(events(180, value, head=f"user,item,timestamp,{column}"))
+    text = events(180, lambda n: values[n % 9 == 0], head=f"user,item,timestamp,{column}")
+    found = shop(text)
     assert f"Column {column!r}" in found.notes
     assert values[1] in found.notes
     assert "That is not read, so these events count as the others" in found.notes
+    ignored = dict.fromkeys(("taken_back", "order_status", "behaviour", "rating"), "none")
+    assert "That is not read" not in shop(text, columns=ignored).notes
 
 
 @pytest.mark.parametrize(
@@ -636,6 +637,7 @@ REPEATED_LINES = {
     "two equal lines in two files": (["Q1,z,s3,05,1,a"] * 2, ["Q1,z,s3,05,1,a"] * 2, 2, 2),
     "a line for each payment": (["Q1,z,s3,05,1,a", "Q1,z,s3,05,1,b"], [], 1, 1),
     "a line in two orders": (["Q1,z,s3,05,1,a", "Q2,z,s3,05,1,a"], [], 2, 0),
+    "two equal returns": (["Q1,z,s3,05,2,a", "R1,z,s3,09,-1,a"], [], 1, 0),
     "two equal lines": (["Q1,z,s3,05,1,a"] * 2, [], 2, 0),
 }  # fmt: skip
 
