@@ -197,27 +197,6 @@ def test_german_names_are_read_without_settings(raw: Path) -> None:
     assert made.report.counts["files_not_in_utf8"] == 1
 
 
-@pytest.mark.parametrize(
-    ("column", "liked", "disliked"),
-    [
-        ("liked", "true", "false"),
-        ("Gefällt", "ja", "nein"),
-        ("vote", "1", "-1"),
-        ("like", "1", "0"),
-    ],
-)
-def test_what_users_did_not_like_is_no_positive(raw: Path, column, liked, disliked) -> None:
-    times = [f"2024-05-{1 + n:02d}T12:00:00Z" for n in range(8)]
-    pairs = [(f"u{user}", f"i{(user + 3 * n) % 24}", n) for user in range(40) for n in range(8)]
-    rows = [f"{u},{i},{times[n]},{disliked if n in (2, 5) else liked}" for u, i, n in pairs]
-    write(raw / "r.csv", [f"user,item,time,{column}", *rows])
-    made = build(DataConfig(source="table", path="r.csv")).dataset
-    rows = made.interactions
-    kept = set(zip(rows.user_ids[rows.user], rows.item_ids[rows.item], strict=True))
-    assert kept == {(user, item) for user, item, n in pairs if n not in (2, 5)}
-    assert made.disliked is not None
-
-
 @pytest.mark.parametrize("dates", ["{day}.08.2025", "08/{day}/2025"])
 @pytest.mark.parametrize(
     "kind",
