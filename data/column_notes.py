@@ -33,8 +33,7 @@ from recsys.data.time_formats import find_zones
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
-REFUNDS = frozenset(["behaviour", "taken_back", "order_status"])  # roles that show them
-AMOUNTS = words("prices") | words("amounts")
+AMOUNTS, BESIDE_SALES = words("prices") | words("amounts"), words("beside_sales")
 PIECES = r"^[-−]?(\d|10)$"  # of a line of an order
 MOST_RETURNS = 0.5  # of the rows; more are no returns
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
@@ -114,7 +113,7 @@ def ask_about_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str | N
     Raises:
         DataError: the message has the settings that decide.
     """
-    if not REFUNDS.isdisjoint(role.partition(" ")[0] for role in roles):
+    if "behaviour" in roles or any(_show_returns(role, sample, roles) for role in roles):
         return
     items = items_of(sample.table, roles, sample.path)
     known = pc.is_in(items, value_set=pa.array(items_below_0(sample, roles), pa.string()))
@@ -132,11 +131,14 @@ def ask_about_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str | N
         role, form, what = "taken_back", BELOW_0, "is below 0"
         if rank(name, EVENT_WORDS["session"][:2]) is not None:
             form, what = CREDIT_NOTE, "begins like a credit note"
-        elif is_free and "quantity" not in roles and share_of(values, PIECES) >= SURE_SHARE:
-            role = "quantity"
-        elif not is_free or not any(word in normalised(name) for word in AMOUNTS):
+        elif not is_free:
             continue
-        if chosen.get(role) == NO_COLUMN or (name not in prices and says(name) in ("sure", "part")):
+        elif not any(word in normalised(name) for word in AMOUNTS):
+            if "quantity" in roles or share_of(values, PIECES) < SURE_SHARE:
+                continue
+            role = "quantity"
+        is_beside = name not in prices and any(word in normalised(name) for word in BESIDE_SALES)
+        if chosen.get(role) == NO_COLUMN or is_beside:
             continue
         texts = _texts(sample, name)
         rows = pc.and_not(pc.match_substring_regex(texts, form), known)
@@ -145,6 +147,14 @@ def ask_about_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str | N
             said = {"says": what, "count": count, "shown": examples(texts.filter(rows))}
             said |= {"yes": shlex.quote(f"{role}={name}"), "no": f"{role}=none", "role": role}
             raise DataError(sentence("lines_of_returns", path=sample.path, name=name, **said))
+
+
+def _show_returns(role: str, sample: Sample, roles: Roles) -> bool:
+    """Whether some values of a column of states or marks say that a row was taken back."""
+    values, kind = sample.texts(roles[role].column), role.partition(" ")[0]
+    if kind == "order_status":
+        return bool(pc.count(read_order_status(values)).as_py())
+    return kind == "taken_back" and bool(pc.any(each(values, may_be_yes)).as_py())
 
 
 def items_below_0(sample: Sample, roles: Roles) -> list[str]:

@@ -177,7 +177,7 @@ class HistoryCleaner:
         if pieces is not None:
             signed = self._signed(pieces, types, negative)
             left = pieces_left(columns["user"], columns["item"], signed)
-            partial |= negative & (left > 0)
+            partial = (partial & np.isnan(pieces)) | (negative & (left > 0))
         columns, keep = self._merge(columns | {"behaviour": types}, negative)
         disliked = _disliked(columns, np.zeros(len(types), np.bool_), negative)
         if self._config.applies("negative_feedback") and negative.any():

@@ -166,15 +166,10 @@ def stage(context: Context) -> Path:
     source, info = _source(config, seed), dict[str, Any]()
     with output.write(info) as folder:
         info |= engine.prepare(source, _rules(config), folder, config.memory_gb)._asdict()
-        _check_size(info["stats"])
+        if (items := info["stats"]["items"]) < LEAST_ITEMS:  # before any model is trained
+            raise DataError(sentence("few_items", items=items, least=LEAST_ITEMS))
         _write_report(source.report, info, folder, context.settings.name)
     return output.path
-
-
-def _check_size(stats: dict[str, Any]) -> None:
-    """Refuse data that leave nothing to choose from, before any model is trained."""
-    if stats["items"] < LEAST_ITEMS:
-        raise DataError(sentence("few_items", items=stats["items"], least=LEAST_ITEMS))
 
 
 def _grown(context: Context, config: DataConfig) -> Path:

@@ -47,7 +47,7 @@ SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
 PARTS = r" [-\u2013\u2014/|] |[:,;()\[\]]"  # between the parts of a state
 SIGN = r"[^\pL\d]*(?:\pL{1,3}\.?\s|(?i:eur|usd|gbp|chf))?"  # EUR -5 and -EUR 5; SO-5 is a code
 BELOW_0 = rf"^\(\D*\d.*\)$|^{SIGN}[-−](?:\pL{{1,3}}\.?)?{SIGN}\d|\d\s*[-−]$"
-CREDIT_NOTE = rf"(?i)^({'|'.join(sorted(words('credit_numbers')))})[-_/ ]?\d"
+CREDIT_NOTE = rf"(?i)^({'|'.join(sorted(words('credit_numbers')))})([-_/ ]|\d)"
 MARKS_OF_LINES = {"below": BELOW_0, "document": CREDIT_NOTE}
 LINES = 0.1  # share of the filled rows behind the first of an order; more: each has its own state
 

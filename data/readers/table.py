@@ -272,7 +272,10 @@ def _items(
     if "available" in reserved and described["available"].type != pa.bool_():  # it was not read
         described = described.drop_columns("available")
         reserved.remove("available")
-    _check_reserved(described, reserved)
+    kinds = {"available": pa.bool_(), FROM: pa.int64(), UNTIL: pa.int64()}
+    for name in reserved:
+        if described[name].type != kinds.get(name):
+            raise DataError(f"items: attribute {name!r} has a reserved name; rename the column")
     empty = pa.array([""] * len(missing), pa.string())
     titles = pc.fill_null((fields.of(missing) if fields else {}).get("title", empty), "")
     unknown = pa.table({"item_id": missing, "title": titles, "text": empty})
@@ -293,10 +296,3 @@ def _items(
         outside = table["item_id"].filter(pa.array(~within))
         report.add("items_outside_dates", len(outside), outside[:3].to_pylist())
     return ItemCatalog(table.combine_chunks(), None, {"items_without_metadata": len(missing)})
-
-
-def _check_reserved(table: pa.Table, reserved: list[str]) -> None:
-    kinds = {"available": pa.bool_(), "available_from": pa.int64(), "available_until": pa.int64()}
-    for name in reserved:
-        if table[name].type != kinds.get(name):
-            raise DataError(f"items: attribute {name!r} has a reserved name; rename the column")

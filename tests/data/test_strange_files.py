@@ -348,7 +348,9 @@ def test_a_role_has_many_names(shop, role, names):
      ("Count", "2", "-2", "quantity"), ("Price;Qty", "9.99;2", "-9.99;2", "taken_back"),
      ("Total;Qty", "9.99;1", "-9.99;1", "taken_back"),
      ("Montant TTC;Qté", "9,99;1", "-9,99;1", "taken_back"),
-     ("Invoice", "INV-{}", "CN-{}", "taken_back"), ("Receipt;Qty", "{};1", "R{};1", "taken_back"),
+     ("Invoice", "INV-O{}", "CN-O{}", "taken_back"), ("Receipt;Qty", "{};1", "R{};1", "taken_back"),
+     ("Sum total;Status", "9;paid", "-9;paid", "taken_back"),
+     ("Total;returned", "9;no", "-9;no", "taken_back"),
      ("Belegnummer;Menge", "RE2024{};1", "GS2024{};1", "taken_back"),
      ("N° facture;Qté", "FA{};1", "AV{};1", "taken_back")],
 )  # fmt: skip
@@ -373,6 +375,16 @@ def test_lines_that_only_look_like_returns_are_asked_about(shop, raw, name, sold
     (raw / "new.csv").write_text(text)
     assert found.night(raw / "new.csv")["type"].to_pylist().count("return") == 8
     assert shop(text, columns={role: "none"}).data.interactions.item.size == 120
+
+
+@pytest.mark.parametrize(
+    "name", ["Discount Amount", "Rabattbetrag", "Montant de la remise", "Steuerbetrag", "Total tip"]
+)
+def test_amounts_beside_those_of_a_sale_may_be_below_0(shop, name):
+    rows = [
+        (f"u{n % 10}", f"p{n % 11}", "-2.00" if n % 9 < 3 else "0.00", T + n) for n in range(120)
+    ]
+    assert shop(table(f"customer;sku;{name};date", rows, ";")).data.interactions.item.size == 120
 
 
 def test_codes_with_a_hyphen_are_no_amounts_below_0(shop):

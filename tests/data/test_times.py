@@ -18,12 +18,6 @@ def seconds(*values: str) -> list[int]:
     return found.second.to_pylist()
 
 
-def test_iso_texts_are_read_with_their_zone():
-    # 1,714,557,600 is 2024-05-01 10:00:00 UTC
-    texts = ("2024-05-01T10:00:00Z", "2024-05-01T12:00:00+02:00", "2024-05-01 10:00:00")
-    assert seconds(*texts, "2024-05-01T10:00:00.900Z") == [1_714_557_600] * 4
-
-
 @pytest.mark.parametrize(
     ("text", "nanosecond"),
     [("1700000000123.25", 123_250_000), ("1700000000123456.75", 123_456_750)],

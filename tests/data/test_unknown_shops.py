@@ -614,7 +614,7 @@ def test_what_takes_back_a_purchase_over_http_is_a_return(name):
     assert sign_of(name, NOT_HISTORY) is Sign.RETURN
 
 
-@pytest.mark.parametrize("name", ["Packs", "Line qty", "Items sold", "Net units"])
+@pytest.mark.parametrize("name", ["Packs", "Items sold", "Net units", "Nombre", "Sztuk"])
 def test_pieces_have_more_names(shop, name):
     found = shop(
         events(180, lambda n: -1 if n % 20 == 3 else 2, head=f"user,item,timestamp,{name}")
@@ -679,6 +679,14 @@ def test_pieces_are_added_where_whole_rows_of_one_file_are_equal(shop, raw, kind
 
 def day(n: int) -> str:
     return f"2024-03-{1 + n:02}"
+
+
+@pytest.mark.parametrize("bought", [1, 2])
+def test_a_partial_return_of_all_pieces_returns_the_purchase(shop, bought):
+    usual = [(f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n, "sale", 1) for n in range(120)]
+    rows = [("z", "p1", T, "sale", bought), ("z", "p1", T + 90_000, "partial_return", 1)]
+    found = shop(table("user,item,timestamp,type,quantity", [*usual, *rows]))
+    assert ("z" in found.histories) == (bought == 2)
 
 
 NO_RETURNS = [
