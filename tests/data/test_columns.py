@@ -133,6 +133,23 @@ def test_sessions_are_users_where_there_are_no_users() -> None:
     assert found["user"].column == "session_id"
     assert "only sessions" in found["user"].why
     assert events(session_id=user, sku=item, ts=time, kunde=item)["user"].column == "kunde"
+    for name in ("Transaction", "Auftragsnr"):
+        assert events(Item=item, order_date=time, **{name: user})["user"].column == name
+
+
+def test_the_customer_of_several_orders_is_the_user() -> None:
+    ids = {"customer_id": lambda row: f"o{row}", "order_id": lambda row: f"o{row}"}
+    found = events(customer_unique_id=user, product_id=item, order_date=time, **ids)
+    assert found["user"].column == "customer_unique_id"
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("rate", ("0", "7", "19")), ("score", ("0", "55", "99")), ("discount.rate", ("0", "5", "9"))],
+)
+def test_rates_of_taxes_and_discounts_are_no_ratings(column, values) -> None:
+    rates = {column: lambda row: values[row % 3]}
+    assert "rating" not in events(user=user, item=item, ts=time, **rates)
 
 
 def test_the_columns_of_items_are_recognised() -> None:

@@ -175,19 +175,13 @@ def test_a_list_that_few_orders_have_hides_no_line(tmp_path: Path, at: int | str
 
 def test_orders_in_records_are_recognised(tmp_path: Path) -> None:
     file = tmp_path / "orders.jsonl"
-    file.write_text(
-        "".join(
-            json.dumps(
-                {
-                    "pedido": {"numero": n, "fecha": f"{1 + n % 28:02}/03/2024 10:00"},
-                    "cliente": {"id": f"c{n % 9}", "provincia": "Madrid"},
-                    "lineas": [{"articulo": f"p{(n + i) % 7}", "unidades": 1} for i in (0, 1)],
-                }
-            )
-            + "\n"
-            for n in range(60)
-        )
-    )
+    orders = (
+        {"pedido": {"numero": n, "fecha": f"{1 + n % 28:02}/03/2024 10:00"},
+         "cliente": {"id": f"c{n % 9}", "provincia": "Madrid"},
+         "lineas": [{"articulo": f"p{(n + i) % 7}", "unidades": 1} for i in (0, 1)]}
+        for n in range(60)
+    )  # fmt: skip
+    file.write_text("".join(json.dumps(order) + "\n" for order in orders))
     table = open_table(file, explode=True)
     roles = recognise_events(
         Sample(file, table.sample(1000)), {}, None, TimeRules("auto", "UTC", True, 1.9e9)

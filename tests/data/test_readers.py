@@ -463,20 +463,6 @@ def test_times_in_json_keep_their_zone(raw: Path, zone: str) -> None:
     assert data.events["timestamp"].to_pylist() == [1714557600] * 3
 
 
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [("rate", ["0", "7", "19"]), ("score", ["0", "55", "99"]), ("discount.rate", ["0", "5", "9"])],
-)
-def test_rates_of_taxes_and_discounts_are_no_ratings(
-    raw: Path, column: str, values: list[str]
-) -> None:
-    lines = [f"u{n % 5},i{n % 3},{T + n},{values[n % 3]}\n" for n in range(60)]
-    (raw / "e.csv").write_text(f"user,item,timestamp,{column}\n" + "".join(lines))
-    data = read("table", "e.csv")
-    assert "rating" not in [one["role"] for one in data.report.columns]
-    assert data.events.num_rows == 60
-
-
 def test_ratings_may_have_words_and_stars() -> None:
     forms = ["{}/5", "{}.0 out of 5 stars", "{} von 5 Sternen", "{} étoiles", "{} star rating"]
     texts = [form.format(n) for form in forms for n in (1, 3, 5)]

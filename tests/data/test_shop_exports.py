@@ -518,24 +518,6 @@ def test_the_command_for_a_json_list_works(run: Run, raw: Path) -> None:
     assert set(data.items["price"].to_pylist()) == {8.5, 9.5}
 
 
-@pytest.mark.parametrize(
-    ("user", "item"),
-    [
-        ("customer_unique_id", "product_id"),
-        ("Transaction", "Item"),
-        ("Auftragsnr", "Artikelnummer"),
-    ],
-)
-def test_more_names_are_known(run: Run, raw: Path, user: str, item: str) -> None:
-    rows = [
-        {user: row["user_id"], item: row["item_id"], "order_date": row["timestamp"]}
-        | ({"customer_id": f"o{n}", "order_id": f"o{n}"} if user == "customer_unique_id" else {})
-        for n, row in enumerate(clicks())
-    ]
-    data = run(write(raw / "e.csv", rows))
-    assert len(data.interactions.user_ids) == 20
-
-
 def write_xlsx(path: Path, sheets: dict[str, list[list[object]]]) -> Path:
     """A minimal workbook; numbers above 40,000 with a fraction are times."""
     ns = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
