@@ -275,7 +275,7 @@ def placeholders(users: pa.ChunkedArray, orders: pa.ChunkedArray | None = None) 
     persons = counts[~(by_name.to_numpy(bool) | numbers)]
     usual = float(np.quantile(persons, PERCENTILE, method="lower")) if len(persons) else 0.0
     many = counts > max(NUMBER_FACTOR * usual, PLACEHOLDER_SHARE * len(users))
-    names = counts.index[by_name.to_numpy(bool) | (numbers & many)].tolist()
+    names: list[str] = counts.index[by_name.to_numpy(bool) | (numbers & many)].tolist()
     if orders is None or len(persons) < ENOUGH_USERS:
         return names
     pairs = pd.DataFrame({"user": users.to_pandas(), "order": orders.to_pandas()}).drop_duplicates()

@@ -379,8 +379,8 @@ def _rest(
 ) -> Columns:
     """`Cleaned.pieces`: of the pairs with rows to keep, of which `bought` are purchases."""
     rows = pd.DataFrame({n: columns[n] for n in ("user", "item")})
-    rows = rows.assign(events=bought, keep=keep, pieces=left).groupby(["user", "item"])
-    pairs = rows.agg({"events": "sum", "keep": "any", "pieces": "last"}).reset_index()
+    grouped = rows.assign(events=bought, keep=keep, pieces=left).groupby(["user", "item"])
+    pairs = grouped.agg({"events": "sum", "keep": "any", "pieces": "last"}).reset_index()
     pairs = pairs[pairs["keep"] & (pairs["pieces"] != pairs["events"])]
     return {
         "user": pairs["user"].to_numpy(columns["user"].dtype),

@@ -246,4 +246,5 @@ def order_shares(
     digits = counts[counts.index.str.contains(r"\d")].sum() / max(len(lines), 1)
     if total < ENOUGH_ORDERS:
         return {}, float(digits)
-    return (counts[counts >= MANY * total] / total).to_dict(), float(digits)
+    common = dict[str, float](counts[counts >= MANY * total] / total)
+    return common, float(digits)

@@ -12,7 +12,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -130,7 +130,8 @@ def _table(
 
 def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place and record of each line; the first line determines the format."""
-    parse, fault = json.loads, "not valid JSON"
+    parse: Callable[[str], Any] = json.loads
+    fault = "not valid JSON"
     for line, text in read_lines(path):
         if line == 1 and text.startswith("{'"):
             parse, fault = ast.literal_eval, "neither JSON nor a Python literal"
