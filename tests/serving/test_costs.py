@@ -96,11 +96,15 @@ async def test_metrics_are_made_once_a_second(client, monkeypatch):
         ("/v1/users/ada/history?limit=1000", 10),
         ("/v1/rules?limit=200", 2),
         ("/v1/items?limit=200", 2),
+        ("/v1/rank", 2),
     ],
 )
 async def test_a_list_costs_what_it_may_hold(settings, recommender, running, path, units):
     limited = settings.model_copy(update={"rate_limit": 1e-6, "rate_burst": 20})
     async with running(limited, recommender=recommender) as (client, _):
+        body = {"history": [], "items": [f"item-{number}" for number in range(100)]}
+        ranks = path == "/v1/rank"
         for _ in range(20 // units):
-            assert (await client.get(path)).status_code == 200
+            answer = await (client.post(path, json=body) if ranks else client.get(path))
+            assert answer.status_code == 200
         assert (await client.get(path)).status_code == 429

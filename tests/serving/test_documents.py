@@ -6,10 +6,20 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from recsys.constraint.filters import MOST_DEPTH, MOST_PARTS
+from recsys.prompts import MOST_ITEMS
+from recsys.serving import bodies, rules
 from recsys.serving.api.routes import ROUTES
 from recsys.serving.auth import Scope, scope_of
+from recsys.serving.catalog_changes import MOST_SHOWN
 from recsys.serving.errors import KINDS
 from recsys.serving.metrics import Metrics
+from recsys.serving.middleware import BODIES
+from recsys.serving.schemas.common import MAX_ID
+from recsys.serving.schemas.items import MAX_UPSERT
+from recsys.serving.schemas.recommendations import MAX_BATCH
+from recsys.serving.schemas.texts import MAX_PROMPT, MAX_TOKENS
+from recsys.serving.settings import ServingSettings
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 SURFACES = (DOCS / "surfaces.md").read_text(encoding="utf-8")
@@ -59,3 +69,26 @@ def test_every_metric_is_documented():
     assert ours
     for name in ours:
         assert re.search(rf"`{name}(_total)?`", SERVING), name
+
+
+def test_documented_limits_are_those_of_the_code():
+    body = ServingSettings().max_body_bytes
+    values = f"{bodies.MAX_VALUES:,} values, {bodies.MAX_NAMES} names in an object"
+    characters = rules.MOST_CHARACTERS >> 20
+    text = " ".join((SURFACES + SERVING).split())
+    for words in (
+        f"At most {body >> 20} MiB, {values}, {bodies.MAX_DEPTH} levels",
+        f"Bodies over {bodies.LARGE >> 10} KiB",
+        f"together they may take {BODIES * body >> 20} MiB",
+        f"of an item's attributes {MOST_SHOWN:,}",
+        f"A page of `/v1/rules` ends after {rules.PAGE >> 20} MiB",
+        f"takes up to {MAX_BATCH} of these",
+        f"text of up to {MAX_ID} characters",
+        f"up to {MAX_PROMPT:,} characters and tokens",
+        f"(64 by default, up to {MAX_TOKENS})",
+        f"(up to {MAX_UPSERT:,}, all or none)",
+        f"at most {rules.MOST_RULES:,} rules, with {characters} million characters",
+        f"a depth of {MOST_DEPTH}, with at most 1,000 clauses or {MOST_PARTS:,} values",
+        f"The last {MOST_ITEMS:,} items are read as the history",
+    ):
+        assert words in text, words

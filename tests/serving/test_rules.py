@@ -224,8 +224,11 @@ async def test_an_alias_applies_its_rules_to_all_requests(client):
     await put(client, "first", {"pin": ["B0007"]})
     plain, inline = await ask(client), await ask(client, **SUMMER)
     assert inline != plain
+    given = {"history": ASK["history"], "items": ["B0050", "B0001", "B0007"]}
+    ranked = (await client.post("/v1/rank", json=given)).json()["items"]
     await stand(client, "champion", "summer")
     assert await ask(client) == inline
+    assert (await client.post("/v1/rank", json=given)).json()["items"] == ranked  # without rules
     found, _, _ = await ask(client, rules=["first"])
     assert found == [("B0007", 0.0, "pinned"), *(i for i in inline[0] if i[0] != "B0007")][:8]
     await stand(client, "other", "first", bundle="two")
