@@ -5,6 +5,7 @@ import contextlib
 import sys
 from typing import Any
 
+import h11
 import uvicorn
 from rich.markup import escape
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,8 +22,10 @@ from recsys.serving.sockets import Listener, bind
 
 IDLE_S = 5  # whole seconds between two requests of a connection; the proxy keeps less
 MAX_HEAD = 32 * 1024  # bytes; the limits of `Guard` are lower
-MAX_READ = 4 * 1024  # bytes of a connection in one turn of the event loop; a chunk may be a byte
-MAX_WAITING = 64 * 1024  # bytes of requests behind the one that is answered
+# Bytes of a connection that a turn of the event loop reads: heads and chunks, which may be a byte
+# each, and bodies of a known length.
+MAX_READ, MAX_BODY_READ = 1024, 64 * 1024
+MAX_WAITING = 16 * 1024  # bytes of requests behind the one that is answered
 MAX_BACKLOG = 256  # connections that wait to be accepted
 # The worker and the event loop need Python's global lock often and for a short time. Beside a
 # thread that computes in Python they wait this long each time: with 0.5 ms, a client that sends
@@ -102,7 +105,7 @@ def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
 
 
 class Protocol(H11Protocol):
-    """Reads little at a time, and ends a connection on which too many requests wait."""
+    """Reads few pieces at a time, and ends a connection on which too many requests wait."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to read."""
@@ -112,5 +115,9 @@ class Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle what was read; each request that is received lets one more piece be read."""
         super().data_received(data)
-        if len(self.conn.trailing_data[0]) > MAX_WAITING:
+        if self.cycle and len(self.conn.trailing_data[0]) > MAX_WAITING:
             self.cycle.keep_alive = False  # it is closed behind the answer
+        is_body = self.conn.their_state is h11.SEND_BODY
+        is_chunked = is_body and any(name == b"transfer-encoding" for name, _ in self.headers)
+        size = MAX_BODY_READ if is_body and not is_chunked else MAX_READ
+        self.transport.max_size = size  # type: ignore[attr-defined]

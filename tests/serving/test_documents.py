@@ -60,6 +60,7 @@ def test_every_problem_is_documented_with_its_status():
     for code, kind in KINDS.items():
         (row,) = [line for line in table.splitlines() if f"`{code}`" in line]
         assert str(kind.status) in row.split("|")[1], code
+        assert (kind.retry_after_s is not None) == (kind.status in (429, 503, 504)), code
 
 
 def test_every_metric_is_documented():

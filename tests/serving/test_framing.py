@@ -110,7 +110,11 @@ def test_an_ambiguous_end_is_a_400_and_the_last_request(settings, http):
 
 @pytest.mark.parametrize(
     ("path", "more"),
-    [(b"/" + MAX_TARGET * b"x", b""), (b"/first", (MAX_HEADERS + 1) * b"More: x\r\n")],
+    [
+        (b"/" + MAX_TARGET * b"x", b""),
+        (b"/first", (MAX_HEADERS + 1) * b"More: x\r\n"),
+        (b"/first", b"More: " + 20_000 * b"x" + b"\r\n"),
+    ],
 )
 def test_a_request_that_is_also_too_large_is_the_last_one(settings, path, more):
     with listening(settings, "ours") as (address, asked):
@@ -156,9 +160,12 @@ def test_a_connection_goes_on_after_an_answer_to_head(settings):
 
 def test_a_turn_of_the_event_loop_reads_little_of_a_body(settings):
     with listening(settings, "ours") as (address, asked):
-        head = b"POST /largest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n"
-        assert b" 200 " in talk(address, head + b"Connection: close\r\n\r\n" + bytes(500_000))
-        assert 0 < asked[0] <= 2 * server.MAX_READ
+        head = b"POST /largest HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        assert b" 200 " in talk(address, head + CHUNKED + b"\r\n1\r\n " * 50_000 + END)
+        assert 0 < asked.pop() <= server.MAX_READ
+        whole = head + b"Content-Length: 500000\r\n\r\n" + bytes(500_000)
+        assert b" 200 " in talk(address, whole)
+        assert 0 < asked.pop() <= server.MAX_BODY_READ
 
 
 def test_a_connection_on_which_too_many_requests_wait_is_closed_behind_an_answer(settings):
