@@ -28,15 +28,16 @@ from workload import SHAPES, Setup, Workload, load_bundle_workload, make_shape_w
 
 from recsys.decoding import (
     Engine,
-    ModelDrafter,
     Search,
     SearchRequest,
     beam_search,
     speculative_beam_search,
 )
+from recsys.decoding.draft import drafter_of
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
+from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.progress import track
 
@@ -135,7 +136,8 @@ def _engine(workload: Workload, options: Options, reuse: str) -> Engine:
     room = 0
     if reuse == "warm":
         tokens = max(options.batches) * (workload.longest + 4)  # one block of slots in addition
-        models = [TreeModel.of(m) for m in (workload.target, workload.draft) if m is not None]
+        both = (workload.target, workload.draft)
+        models = [TreeModel.of(m) for m in both if m is not None and not isinstance(m, StateDraft)]
         shapes = [(key_value_shape(m.config), m.dtype.itemsize) for m in models]
         room = tokens * max(2 * int(np.prod(shape)) * size for shape, size in shapes)
     return Engine(
@@ -217,9 +219,9 @@ class _Cell:
             modes["exhaustive"] = partial(self._speculate, drafter=None)
         for n in self.options.nodes if engine.draft is not None else ():
             if "draft" in names:
-                drafter = ModelDrafter(engine.draft, n)
+                drafter = drafter_of(engine.draft, n)
                 modes[f"draft-{n}"] = partial(self._speculate, drafter=drafter)
-            if "perfect" in names:
+            if "perfect" in names and engine.draft_model is not None:
                 perfect = PerfectDraft(engine.draft, engine.target, n, self.batch)
                 self._perfect[f"perfect-{n}"] = perfect
                 modes[f"perfect-{n}"] = partial(self._speculate, drafter=perfect)
@@ -260,7 +262,7 @@ class _Cell:
             return
         self.engine.forget()
         earlier = [self.workload.earlier[i] for i in self.workload.group(number, self.batch)]
-        for model in (self.engine.target, self.engine.draft):
+        for model in (self.engine.target, self.engine.draft_model):
             if model is not None:
                 with TokenTree(model, PromptBatch.of(earlier, model), 0) as tree:
                     tree.note(tree.forward().amax(-1))

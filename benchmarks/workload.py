@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from recsys.constraint import ItemTrie
 from recsys.errors import ConfigError
 from recsys.interactions import Histories
+from recsys.loading import load_for
 from recsys.models.architecture import PRESETS, Architecture
-from recsys.models.checkpoint import build, load_model
+from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary
 
@@ -94,7 +95,7 @@ def load_bundle_workload(path: Path, setup: Setup) -> Workload:
 
     bundle = Bundle.load(path)
     target, draft = (
-        None if folder is None else load_model(folder, dtype=setup.dtype, device=setup.device)
+        None if folder is None else load_for(folder, str(setup.dtype)[6:], str(setup.device))
         for folder in (bundle.target, bundle.draft)
     )
     folder = Workspace.of(path.resolve().name).dataset

@@ -56,17 +56,16 @@ class Models:
         on_cpu = torch.device(chosen).type == CPU
         draft = None  # a request may need it in any mode
         if bundle.draft is not None:
-            if is_state_draft(bundle.draft):
-                draft = StateDraft.load(bundle.draft).to(chosen)
-            else:
-                draft = load_for(bundle.draft, dtype, chosen)
+            draft = load_for(bundle.draft, dtype, chosen)
         if mode == Mode.AUTO:
             mode = Mode.BEAM if on_cpu else Mode.PLANNED
         return cls(load_for(bundle.target, dtype, chosen), draft, mode, on_cpu)
 
 
 def load_for(path: Path, dtype: str, device: str) -> Any:
-    """A model to decode with, on a device."""
+    """A model to decode with, or a `StateDraft`, which stays in float32, on a device."""
+    if is_state_draft(path):
+        return StateDraft.load(path).to(device)
     return load_model(path, dtype=getattr(torch, dtype), device=device)
 
 
