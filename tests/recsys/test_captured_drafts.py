@@ -246,3 +246,15 @@ class TestDrafts(CapturedSuite):
         same(
             decodes.run(Search.of(prompts, model, TRIE), K), beam_search(weights, prompts, TRIE, K)
         )
+
+
+def test_an_engine_captures_every_pass_of_a_draft_that_reads_states():
+    weights = weights_of()
+    draft = draft_of(weights, "state")
+    engine = Engine(weights, TRIE, draft=draft, prompt_slots=LONGEST, graphs=True)
+    engine.warm_up([[1, 2, 3], [4] * LONGEST], K, (1, 2))
+    for mode in ("planned", "draft"):
+        found = engine.decode([[5, 6], [7]], K, mode=mode).beams
+        same(found, beam_search(weights, [[5, 6], [7]], TRIE, K))
+    assert Plan(Mode.DRAFT, 56) in engine.planner.plans
+    assert not engine.statistics().eager_passes
