@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from recsys.errors import RuleError
@@ -23,7 +24,8 @@ from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
-MOST_RULES, MOST_CHARACTERS = 1_000, 16 << 20  # all of them, which are in memory
+MOST_RULES = 1_000
+MOST_CHARACTERS = 2 << 20  # of all rules; in memory, a character takes about 28 bytes
 PAGE = 1 << 20  # characters of a page; a rule that has more is a page of its own
 
 
@@ -47,6 +49,11 @@ class Kept:
     value: dict[str, Any]
     time_ms: int
     by: str | None
+
+    @cached_property
+    def size(self) -> int:
+        """Its characters."""
+        return len(str(self.rule))
 
 
 @dataclass
@@ -239,8 +246,9 @@ class Rules(JournalFollower):
 
     def _check(self, name: str, rule: Rule) -> None:
         """Check a rule against the models that it is for; its pins against the champion."""
-        every = [rule, *(kept.rule for other, kept in self._state.rules.items() if other != name)]
-        if len(every) > MOST_RULES or sum(len(str(one)) for one in every) > MOST_CHARACTERS:
+        others = [kept for other, kept in self._state.rules.items() if other != name]
+        size = len(str(rule)) + sum(kept.size for kept in others)
+        if len(others) >= MOST_RULES or size > MOST_CHARACTERS:
             raise RuleError(
                 f"a service has at most {MOST_RULES:,} rules, with {MOST_CHARACTERS:,} characters "
                 "together; delete one"
