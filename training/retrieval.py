@@ -97,11 +97,11 @@ def stage(context: Context) -> Path:
         return output.path
     dataset = Dataset.load(workspace.dataset)
     start = time.perf_counter()
-    content = sasrec.features(context, dataset) if config.vectors else None
+    content = sasrec.features(context, dataset)
     examples = dataset.validation()
     size = len(dataset.item_ids)
     rules = search_rules(dataset.train_histories, size, examples, by(RULES))
-    retrieval, served = fit(dataset, config, rules, workspace.run("ids"), content)
+    retrieval, served = fit(dataset, rules, workspace.run("ids"), content)
     available = available_items(dataset.items, int(time.time()))
     if available is not None and not available.any():
         say(
@@ -149,7 +149,6 @@ def stage(context: Context) -> Path:
 
 def fit(
     dataset: Dataset,
-    config: RetrievalConfig,
     rules: PairRules,
     ids: Path,
     content: NDArray[np.float32] | None = None,
@@ -158,7 +157,6 @@ def fit(
 
     Args:
         dataset: canonical data.
-        config: the settings.
         rules: of counting pairs.
         ids: the run's `ids` artifact, which may have features.
         content: (items, F) further features with the same weight, or None.
@@ -166,19 +164,19 @@ def fit(
     features, vectors = ids / "features.npy", None
     known = [np.load(features, allow_pickle=False)] if features.is_file() else []
     known += [] if content is None else [content]
-    if config.vectors and known:
+    if known:
         parts = [VectorIndex.of(part).vectors for part in known]
         vectors = VectorIndex.of(np.concatenate(parts, axis=1))
     words = ContentIndex.of(dataset.items)
     everything = replace(dataset, split=np.full_like(dataset.split, TRAIN))
     trained, served = (
-        replace(_count(events, config, rules), vectors=vectors, content=words)
+        replace(_count(events, rules), vectors=vectors, content=words)
         for events in (dataset, everything)
     )
     return trained, served
 
 
-def _count(dataset: Dataset, config: RetrievalConfig, rules: PairRules) -> Retrieval:
+def _count(dataset: Dataset, rules: PairRules) -> Retrieval:
     """What is counted of the training events."""
     events, size = dataset.interactions, len(dataset.item_ids)
     trained = dataset.split == TRAIN
@@ -189,7 +187,6 @@ def _count(dataset: Dataset, config: RetrievalConfig, rules: PairRules) -> Retri
     return Retrieval(
         ItemItem.count(histories, size, rules),
         counts(),
-        config.smoothing,
         types=EventTypes.of(histories, dataset.is_target[trained], size, dataset.behaviours, rules),
         recent=counts(half_life_days=RECENT_SHARE * span) if span else None,
         fitted_on=digest(histories),

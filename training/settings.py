@@ -454,13 +454,8 @@ class DraftConfig(SupervisedConfig):
 class RetrievalConfig:
     """Section `retrieval`."""
 
-    smoothing: float = internal(default=0.03)
-    """Share of popularity in p_retrieval (`recsys.retrieval.Retrieval`)."""
-    vectors: bool = internal(default=True)
-    """Store item vectors: the features that the semantic IDs were learned from, and the features of
-    SASRec, as far as the run has them."""
     candidates: NonNegativeInt = 40
-    """Items that item-item proposes to the reranker; each further source proposes half as many, and
+    """Items that pair rules propose to the reranker; each further source proposes half as many, and
     popularity a quarter."""
     nodes: NonNegativeInt = internal(default=32)
     """Nodes of the target's tree that the candidates may use."""
