@@ -24,7 +24,7 @@ from recsys.retrieval.reranker import (
     RECENT,
     Reranker,
     feature_matrix,
-    new_features,
+    features_of,
 )
 from recsys.training.reranker_network import fit_network
 from recsys.training.validation import TOP, ranking_metrics
@@ -131,7 +131,8 @@ def fit_new(candidates: Candidates, reranker: Reranker) -> Reranker:
     is_new = (candidates.hits & (candidates.values[NEW] > 0)).any(axis=1)
     if np.count_nonzero(is_new) < LEAST_NEW:
         return reranker
-    features = new_features(candidates.values, candidates.there, list(candidates.values))
+    everything = features_of(candidates.values, candidates.there, list(candidates.values))
+    features = {n: f for n, f in everything.items() if n.split(".")[0] == NEW}
     base = reranker.score(candidates.values, candidates.there)
     stacked = np.stack(list(features.values()), axis=-1)
     weights = _weights(candidates, stacked, base, PENALTY_NEW, np.zeros(len(features)))

@@ -193,34 +193,13 @@ class Reranker:
     def _weighted(
         self, values: Mapping[str, NDArray[np.floating[Any]]], there: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        """(n, w) sum of the weighted features; those of one form are computed together."""
-        weight, network = self.weights.get, self.network
+        """(n, w) sum of the weighted features, and the output of the network."""
         total = np.zeros(there.shape)
-        inputs: dict[str, NDArray[np.float64]] = {}
-        formed = [name for name in self.sources if name != NEW and not _is_plain(name)]
-        for name in self.sources:
-            if _is_plain(name):
-                inputs[name] = features_of(name, values[name], there)[name]
-                total += weight(name, 0.0) * inputs[name]
-        if formed:
-            forms = _forms(formed, np.stack([values[name] for name in formed]), there)
-            for form, features in zip(FORMS, forms, strict=True):
-                for name, feature in zip(formed, features, strict=True):
-                    inputs[f"{name}.{form}"] = feature
-                    if part := weight(f"{name}.{form}", 0.0):
-                        total += part * feature
-            if MODEL in formed:
-                missing = (there & np.isnan(values[MODEL])).astype(np.float64)
-                inputs[f"{MODEL}.missing"] = missing
-                if part := weight(f"{MODEL}.missing", 0.0):
-                    total += part * missing
-        if NEW in self.sources:
-            new = there & (values[NEW] > 0)
-            total += weight(NEW, 0.0) * new
-            if formed and new.any():
-                for name, rank in zip(formed, forms[1], strict=True):
-                    total += weight(f"{NEW}.{name}", 0.0) * np.where(new, rank, 0)
-        return total if network is None else total + network.outputs(inputs)
+        features = features_of(values, there, self.sources)
+        for name, feature in features.items():
+            if weight := self.weights.get(name, 0.0):
+                total += weight * feature
+        return total if self.network is None else total + self.network.outputs(features)
 
 
 def feature_matrix(
@@ -229,53 +208,47 @@ def feature_matrix(
     sources: Sequence[str],
 ) -> tuple[list[str], NDArray[np.float32]]:
     """Names and (n, w, F) values of the features of some sources."""
-    columns: dict[str, NDArray[np.float64]] = {}
-    for source in sources:
-        columns |= features_of(source, values[source], there)
-    return list(columns), np.stack(list(columns.values()), axis=-1).astype(np.float32)
+    features = features_of(values, there, sources)
+    return list(features), np.stack(list(features.values()), axis=-1).astype(np.float32)
 
 
-def new_features(
+def features_of(
     values: Mapping[str, NDArray[np.floating[Any]]],
     there: NDArray[np.bool_],
     sources: Sequence[str],
 ) -> dict[str, NDArray[np.float64]]:
-    """Feature -> (n, w): 1 for new items, and log(1 + rank) of these by some sources."""
-    new = there & (values[NEW] > 0)
-    features = {NEW: new.astype(np.float64)}
-    for source in OF_NEW:
-        if source in sources:
-            rank = features_of(source, values[source], there)[f"{source}.rank"]
-            features[f"{NEW}.{source}"] = np.where(new, rank, 0)
-    return features
-
-
-def features_of(
-    source: str, values: NDArray[np.floating[Any]], there: NDArray[np.bool_]
-) -> dict[str, NDArray[np.float64]]:
-    """The features of one source; 0 where there is no candidate.
+    """The features of some sources; 0 where there is no candidate.
 
     Args:
-        source: one of `SOURCES`.
-        values: (n, w); NaN where the model has not scored a candidate.
+        values: source -> (n, w); NaN where the model has not scored a candidate.
         there: (n, w) which places hold a candidate.
+        sources: of `SOURCES`, of types of events, and `NEW`.
 
     Returns:
-        feature -> (n, w). An unscored candidate has the least value that the request has.
+        feature -> (n, w), in the order in which scores add them up. An unscored candidate has the
+        least value that the request has.
     """
-    values = np.asarray(values, np.float64)
-    known = there & ~np.isnan(values)
-    if _is_plain(source):
-        return {source: np.where(known, values, 0)}
-    forms = _forms([source], values[None], there)
-    features = {f"{source}.{form}": found[0] for form, found in zip(FORMS, forms, strict=True)}
-    if source == MODEL:
-        features[f"{source}.missing"] = (there & ~known).astype(np.float64)
+    formed = [source for source in sources if source != NEW and not _is_plain(source)]
+    features: dict[str, NDArray[np.float64]] = {}
+    for source in filter(_is_plain, sources):
+        known = there & ~np.isnan(values[source])
+        features[source] = np.where(known, values[source], 0).astype(np.float64)
+    if formed:
+        stacked = np.stack([values[source] for source in formed]).astype(np.float64)
+        for form, columns in zip(FORMS, _forms(stacked, there), strict=True):
+            features |= {f"{name}.{form}": c for name, c in zip(formed, columns, strict=True)}
+    if MODEL in formed:
+        features[f"{MODEL}.missing"] = (there & np.isnan(values[MODEL])).astype(np.float64)
+    if NEW in sources:
+        new = there & (values[NEW] > 0)
+        features[NEW] = new.astype(np.float64)
+        for source in (name for name in formed if name in OF_NEW):
+            features[f"{NEW}.{source}"] = np.where(new, features[f"{source}.rank"], 0)
     return features
 
 
 def _forms(
-    sources: Sequence[str], values: NDArray[np.floating[Any]], there: NDArray[np.bool_]
+    values: NDArray[np.float64], there: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The `FORMS` of (S, n, w) values of several sources, each (S, n, w)."""
     known = there & ~np.isnan(values)
