@@ -17,6 +17,7 @@ USERS, LEAST_USERS = 3000, 30  # validation users whose next items are ranked
 TRIALS, FIRST = 120, 20  # the first ones are independent; each later one varies the best so far
 SECONDS = 120.0  # after which no trial begins
 VARIED = 3  # values that a trial changes of the best rules, at most
+LATEST = 50  # events of a history that trials use; earlier ones weigh little
 USERS_AT_A_TIME = 512  # bounds memory
 MOST_PAIRS = 1 << 24  # of one trial, unless the window of `DIRECTIONAL` has more
 TOP = 10  # of NDCG
@@ -40,6 +41,10 @@ def search_rules(
     examples = examples.sample(USERS)
     if len(examples) < LEAST_USERS:
         return DIRECTIONAL
+    whole = examples.histories
+    age = np.repeat(whole.offsets[1:], whole.lengths) - 1 - np.arange(len(whole.items))
+    latest = replace(whole.where(age < LATEST), hidden=whole.left_out(exclude_seen=True))
+    examples = replace(examples, histories=latest)
     rng = np.random.default_rng(seed)
     end = min(end, time.monotonic() + SECONDS)
     widest = max(DIRECTIONAL.window, MOST_PAIRS // max(1, len(histories.items)))
