@@ -69,7 +69,7 @@ def _draw(rng: np.random.Generator, widest: int) -> dict[str, Any]:
     """Values of all fields of `PairRules`."""
     offsets = (0, 1, 3, 10, 30, 100)
     return {
-        "window": min(widest, int(rng.choice((1, 2, 3, 5, 8, 12, 20)))),
+        "window": min(widest, int(rng.choice((1, 2, 3, 5, 8, 12)))),
         "fading": float(rng.choice((0, 0.3, 0.5, 0.7, 1, 1.5))),
         "reverse": float(rng.choice((0, 0.1, 0.25, 0.5, 0.75, 1))),
         "source_damping": float(rng.uniform(0, 1)),
