@@ -1,7 +1,6 @@
 """NativeDecoder: a decoder's packed weights, and its forward pass in the native library.
 
-The weights of the model stay where they are, for torch; the packed copy doubles their memory, as
-oneDNN's does (`recsys.models.packed`).
+The weights of the model stay where they are, for torch; the packed copy doubles their memory.
 
 A packed model is frozen: passes have the weights, modules and hooks of when it was packed. A pass
 after a weight was changed in place is an error; whoever trains a model makes a new `TreeModel` of

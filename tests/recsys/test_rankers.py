@@ -7,9 +7,9 @@ from ranker_suite import RankerSuite
 from toy_bundle import counted_codes, items_table, write_bundle
 
 from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines
+from recsys.evaluation.gate import Served
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender
-from recsys.retrieval import ItemItem
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 
@@ -32,10 +32,10 @@ class TestRepeats(RankerSuite):
         return Repeats()
 
 
-class TestDirectional(RankerSuite):
-    @pytest.fixture
-    def ranker(self):
-        return ItemItem.count(self.TRAINED, self.ITEMS)
+class TestCounts(RankerSuite):
+    @pytest.fixture(params=["item-kNN", "directional", "successors"])
+    def ranker(self, request):
+        return fit_baselines(self.TRAINED, self.ITEMS)[request.param]
 
 
 class TestSasRec(RankerSuite):
@@ -57,4 +57,4 @@ class TestRecommender(RankerSuite):
         table = items_table([f"i{n}" for n in range(cls.ITEMS)])
         codes = counted_codes(cls.ITEMS, (2, 2, 2))
         path = tmp_path_factory.mktemp("ranker") / "bundle"
-        return Recommender.load(write_bundle(path, table, codes, (2, 2, 2)))
+        return Served(Recommender.load(write_bundle(path, table, codes, (2, 2, 2))))
