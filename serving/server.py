@@ -22,9 +22,9 @@ from recsys.serving.sockets import Listener, bind
 
 IDLE_S = 5  # whole seconds between two requests of a connection; the proxy keeps less
 MAX_HEAD = 32 * 1024  # bytes; the limits of `Guard` are lower
-# Bytes of a connection that a turn of the event loop reads: heads and chunks, which may be a byte
-# each, and bodies of a known length.
-MAX_READ, MAX_BODY_READ = 1024, 64 * 1024
+# Bytes that a turn of the event loop reads: heads and chunks (which may be a byte each) of all
+# connections together, if they are fewer than 128, and the body of one, if its length is known.
+MAX_READ, MAX_BODY_READ = 16 * 1024, 64 * 1024
 MAX_WAITING = 16 * 1024  # bytes of requests behind the one that is answered
 MAX_BACKLOG = 256  # connections that wait to be accepted
 # The worker and the event loop need Python's global lock often and for a short time. Beside a
@@ -110,14 +110,18 @@ class Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to read."""
         super().connection_made(transport)
-        transport.max_size = MAX_READ  # type: ignore[attr-defined]
+        self._limit_reads()
 
     def data_received(self, data: bytes) -> None:
         """Handle what was read; each request that is received lets one more piece be read."""
         super().data_received(data)
         if self.cycle and len(self.conn.trailing_data[0]) > MAX_WAITING:
             self.cycle.keep_alive = False  # it is closed behind the answer
+        self._limit_reads()
+
+    def _limit_reads(self) -> None:
         is_body = self.conn.their_state is h11.SEND_BODY
         is_chunked = is_body and any(name == b"transfer-encoding" for name, _ in self.headers)
-        size = MAX_BODY_READ if is_body and not is_chunked else MAX_READ
+        share = max(128, MAX_READ // len(self.connections))
+        size = MAX_BODY_READ if is_body and not is_chunked else share
         self.transport.max_size = size  # type: ignore[attr-defined]
