@@ -39,11 +39,9 @@ REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED = 499  # status that nginx logs when the client has left
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-METRICS = "/metrics"
 MAX_TARGET = 8 * 1024
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
-UNMATCHED = "unmatched"  # an unknown path is not logged: it may hold a user's id
 BODIES = 8  # large bodies in memory, of the largest size
 ANSWER_S = 0.5  # time to send what is ready at the deadline
 CSP = (
@@ -138,7 +136,7 @@ class Guard:
         if not hosts or "*" in self.hosts or path.startswith("/health/"):
             return
         host = re.sub(r":\d+$", "", hosts[0]).lower().removesuffix(".").strip("[]")
-        if path == METRICS and _is_address(host):
+        if path == "/metrics" and _is_address(host):
             return
         for allowed in self.hosts:
             if host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:])):
@@ -238,9 +236,9 @@ class Entrance:
     def _record(self, scope: AsgiScope, status: int, seconds: float) -> None:
         """Log and count a request."""
         state, method = scope["state"], scope["method"]
-        # Paths hold user ids and are unlimited in number; their templates are few.
+        # Paths, also unknown ones, hold user ids and are unlimited in number; templates are few.
         route = state["route"]
-        template = UNMATCHED if route is None else route.path_format
+        template = "unmatched" if route is None else route.path_format
         fields = {
             "request_id": state["request_id"],
             "method": method,
