@@ -7,6 +7,7 @@ given just before, has none in any process. Processes read each other's records 
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from recsys.serving.stores.store import Store
 logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
 MOST_RULES = 1_000
-MOST_CHARACTERS = 2 << 20  # of all rules; in memory, a character takes about 28 bytes
+MOST_CHARACTERS = 2 << 20  # of all rules as JSON; in memory, one takes about 28 bytes
 PAGE = 1 << 20  # characters of a page; a rule that has more is a page of its own
 
 
@@ -52,8 +53,8 @@ class Kept:
 
     @cached_property
     def size(self) -> int:
-        """Its characters."""
-        return len(str(self.rule))
+        """Its characters as JSON, with escapes."""
+        return len(json.dumps(self.value))
 
 
 @dataclass
@@ -164,7 +165,7 @@ class Rules(JournalFollower):
         rule = Rule(**value)
         async with self._changing:
             await self._catch_up()
-            await asyncio.to_thread(self._check, name, rule)
+            await asyncio.to_thread(self._check, name, rule, value)
             stored = self._state.rules.get(name)
             if stored is None or stored.value != value:
                 await self._write({"op": "put", "name": name, "value": value}, by)
@@ -244,10 +245,10 @@ class Rules(JournalFollower):
                 )
         return {name: rules[name].rule for name in names}
 
-    def _check(self, name: str, rule: Rule) -> None:
+    def _check(self, name: str, rule: Rule, value: Mapping[str, Any]) -> None:
         """Check a rule against the models that it is for; its pins against the champion."""
         others = [kept for other, kept in self._state.rules.items() if other != name]
-        size = len(str(rule)) + sum(kept.size for kept in others)
+        size = len(json.dumps(value)) + sum(kept.size for kept in others)
         if len(others) >= MOST_RULES or size > MOST_CHARACTERS:
             raise RuleError(
                 f"a service has at most {MOST_RULES:,} rules, with {MOST_CHARACTERS:,} characters "

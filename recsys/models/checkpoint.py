@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -111,6 +112,7 @@ def load_model(
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
+                generation_config=GenerationConfig(),  # else a file of the folder is read
             )
             if adapted:
                 model = _add_in(model, adapter)
@@ -139,6 +141,7 @@ def check_config(folder: Path) -> None:
     _check_fields(folder, config)
     shapes = _shapes(folder)
     values = sum(math.prod(shape) for shape in shapes)
+    config = CONFIG_MAPPING[config["model_type"]]().to_dict() | config  # as transformers reads it
     sizes = {name: config[name] for name in _SIZES if isinstance(config.get(name), int)}
     width = sizes.get("hidden_size", 1)
     if "head_dim" in sizes:

@@ -200,6 +200,20 @@ def test_a_pickled_adapter_is_refused(tmp_path):
         load_model(tmp_path)
 
 
+def test_sizes_that_a_config_does_not_have_are_those_of_its_architecture(tmp_path):
+    save_model(small(), tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')  # of 7 billion weights
+    with pytest.raises(ArtifactError, match=r"config\.json: \w+ \d+ does not fit the weights"):
+        load_model(tmp_path)
+
+
+def test_the_file_of_settings_for_generation_is_not_read(tmp_path):
+    save_model(small(), tmp_path)
+    settings = {"num_beams": 7, "watermarking_config": {"context_width": 10**9}}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    assert load_model(tmp_path).generation_config.num_beams in (None, 1)
+
+
 def test_code_beside_the_weights_is_never_run(tmp_path):
     save_model(small(), tmp_path)
     trace = tmp_path / "ran"
