@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,23 +104,30 @@ def unread_clocks(sample: Sample, roles: Roles) -> list[str]:
     return notes + [_note("unread_zone", sample, name, texts) for name, texts in filled]
 
 
-def ask_about_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> None:
+def ask_about_returns(
+    sample: Sample, roles: Roles, chosen: Mapping[str, str | None], unasked: Collection[str] = ()
+) -> list[str]:
     """Refuse events without types of which some seem to be returns, and nothing else says so.
 
     Tills and payment services write amounts and pieces below 0, and ledgers the numbers of credit
     notes. A row with a quantity below 0 is a return already.
 
+    Returns:
+        the columns that newer files are not asked about, as `unasked` of the first run.
+
     Raises:
         DataError: the message has the settings that decide.
     """
     if "behaviour" in roles or any(_show_returns(role, sample, roles) for role in roles):
-        return
+        return sample.table.column_names
+    mostly: list[str] = []
     items = items_of(sample.table, roles, sample.path)
     known = pc.is_in(items, value_set=pa.array(items_below_0(sample, roles), pa.string()))
     known = pc.or_(known, each(items, lambda text: says(text) in ("sure", "weak")))
     if "quantity" in roles:
         pieces = _texts(sample, roles["quantity"].column)
         known = pc.or_(known, pc.match_substring_regex(pieces, BELOW_0))
+    owners = pc.binary_join_element_wise(_texts(sample, roles["user"].column), items, "\x1f")
     prices = [match.column for match in all_of("price", roles)]
     for name in dict.fromkeys([*prices, *sample.table.column_names]):
         values = sample.texts(name)
@@ -128,7 +135,7 @@ def ask_about_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str | N
         zones = normalised(name) in words("zones")
         if not len(values) or sample.counts[name] > 1 or is_of_a_user(name) or zones:
             continue
-        role, form, what = "taken_back", BELOW_0, "is below 0"
+        role, form, what = "taken_back", BELOW_0, "is below 0 or a credit"
         if rank(name, EVENT_WORDS["session"][:2]) is not None:
             form, what = CREDIT_NOTE, "begins like a credit note"
         elif not is_free:
@@ -138,15 +145,31 @@ def ask_about_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str | N
                 continue
             role = "quantity"
         is_beside = name not in prices and any(word in normalised(name) for word in BESIDE_SALES)
-        if chosen.get(role) == NO_COLUMN or is_beside:
+        if chosen.get(role) == NO_COLUMN or is_beside or name in unasked:
             continue
         texts = _texts(sample, name)
         rows = pc.and_not(pc.match_substring_regex(texts, form), known)
         count = pc.sum(rows).as_py() or 0
-        if 0 < count <= MOST_RETURNS * len(values):
+        if count > MOST_RETURNS * len(values):
+            mostly.append(name)
+        elif count and not (form == CREDIT_NOTE and _are_countries(texts, rows, owners)):
             said = {"says": what, "count": count, "shown": examples(texts.filter(rows))}
             said |= {"yes": shlex.quote(f"{role}={name}"), "no": f"{role}=none", "role": role}
             raise DataError(sentence("lines_of_returns", path=sample.path, name=name, **said))
+    return mostly
+
+
+def _are_countries(
+    numbers: pa.ChunkedArray, rows: pa.ChunkedArray, owners: pa.ChunkedArray
+) -> bool:
+    """Whether numbers begin with countries, and no user of most of the rows has bought the item.
+
+    The `owners` are the users and items of all rows.
+    """
+    begins = pc.unique(pc.replace_substring_regex(pc.utf8_lower(numbers), "[^a-z].*", ""))
+    bought = pc.is_in(owners.filter(rows), value_set=owners.filter(pc.invert(rows)))
+    few = 2 * (pc.sum(bought).as_py() or 0) <= len(bought)
+    return few and words("countries").issuperset(begins.to_pylist())
 
 
 def _show_returns(role: str, sample: Sample, roles: Roles) -> bool:

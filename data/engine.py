@@ -129,9 +129,9 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     with connected(folder / "spilled", memory_gb) as connection:
         events = EventTable(connection, source.events)
         if source.report is not None:
-            note_zeros("user", events.users, source.report)
-            note_zeros("item", events.items, source.report)
-            note_cases(events.users, source.report)
+            for role, ids in (("user", events.users), ("item", events.items)):
+                note_zeros(role, ids, source.report)
+                note_cases(role, ids, source.report)
         catalog = source.read_items(pa.table({"item": events.items}))
         check_items(events.items, catalog.items, catalog.codes)
         if rules.min_rating is not None and "rating" not in events.columns:

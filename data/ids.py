@@ -113,17 +113,17 @@ def note_zeros(role: str, ids: pa.Array, report: Report) -> None:
         report.note(sentence("zeros", count=len(padded), role=role, one=example, other=other))
 
 
-def note_cases(users: pa.Array, report: Report) -> None:
-    """Tell of distinct users that differ in nothing but upper and lower case."""
-    lower = pc.utf8_lower(users)
+def note_cases(role: str, ids: pa.Array, report: Report) -> None:
+    """Tell of distinct ids, as in `note_zeros`, that differ in nothing but upper and lower case."""
+    lower = pc.utf8_lower(ids)
     several = pc.value_counts(
-        lower.filter(pc.is_in(lower, value_set=lower.filter(pc.not_equal(lower, users))))
+        lower.filter(pc.is_in(lower, value_set=lower.filter(pc.not_equal(lower, ids))))
     )
     both = several.filter(pc.greater(several.field("counts"), 1)).field("values")
     if len(both):
-        one, other, *_ = users.filter(pc.equal(lower, both[0])).to_pylist()
+        one, other, *_ = ids.filter(pc.equal(lower, both[0])).to_pylist()
         count = pc.sum(pc.is_in(lower, value_set=both)).as_py()
-        report.note(sentence("two_cases", count=count, one=one, other=other))
+        report.note(sentence("two_cases", count=count, role=role, one=one, other=other))
 
 
 def refuse_lost_zeros(role: str, ids: pa.Array, known: pa.Array, path: Path) -> None:

@@ -49,6 +49,8 @@ SEVERAL, REPEATED = 0.1, 0.5  # shares of cells with several items, and of disti
 MIXED = 0.3  # share of the later parts of cells that are first in others: of names, hardly any are
 # Lists of JSON and Python, arrays of PostgreSQL and of NumPy.
 LIST = r"^\s*(?:\[[^{\[]*\]|\([^{\[(]*\)|\{[^{\[]*\})\s*$"
+# Lists that are no ids such as {0A-1}: with a mark, in quotes, numbers of JSON, or codes of NumPy.
+SURE_LIST = re.compile(r"""[,;|]|^\s*[\[({]\s*["']|^\s*\[\s*\d+\s*\]\s*$|\d\S*\s+\S*\d""")
 FIELD = r"\{\s*[\"']?[^\s,:={}\"']+[\"']?\s*[:=]"
 RECORDS = rf"^\s*[\[({{]?\s*{FIELD}.*\}}\s*[\])}}]?\s*$|^\s*[\[(]\s*[\[(].*[\])]$"
 TOKEN = re.compile(
@@ -65,7 +67,8 @@ NUMBERS = {
 SINGLE = 0.4  # share of numbers of pieces that are 1, if they are no part of ids
 LABEL = r"^([^,;|\t:]+):\s+"  # of a basket: T0: milk, tea
 # How much of an item is in a basket, where each item has a column; and none of it.
-PIECES, NO_PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x)$", r"(?i)^(0(\.0+)?|false|no)?$"
+PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x|[tfyn])$"
+NO_PIECES = r"(?i)^(0(\.0+)?|false|no|[fn])?$"
 FEW_ITEMS = 3  # columns with items that some basket has
 # Records such as Product ID: 1, Product Qty: 2 | Product ID: 3, Product Qty: 1
 LISTED = r"^\s*\pL[\pL ]*:[^,|]*,\s*\pL[\pL ]*:"
@@ -103,6 +106,7 @@ def refuse_other_layouts(file: TableFile, *, named: bool = False) -> None:
         path = json.dumps(str(file.path), ensure_ascii=False)
         program = f"from recsys.data.layouts import print_table; print_table({path})"
         order = "" if _has_role("timestamp", layout.names) else " --column timestamp=file-order"
+        order += " --column user=order" if layout.key == "only_items" else ""
         command = f"{_command(program, file.path, 'table.csv')}{order}"
         raise DataError(sentence(layout.key, path=file.path, command=command, **layout.said))
 
@@ -118,11 +122,20 @@ def print_table(path: str) -> None:
 
 def _other_layout(file: TableFile, *, named: bool = False) -> Layout | None:
     if file.kind != "json" and len(numbers := _numbered(file.names)) > 1:
-        return _with_numbers(file, numbers)
-    if not named and (layout := _without_items(file)) is not None:
+        first = next(n for n in file.names if n in next(iter(numbers.values())))
+        sample = Sample(file.path, file.sample(LINES))
+        values = sample.texts(first)
+        # An order has a first item: a column that is empty or says no is an item itself.
+        has_first = len(values) == sample.table.num_rows and share_of(values, NO_PIECES) == 0
+        if has_first or share_of(values, PIECES) < 1:
+            return _with_numbers(file, numbers)
+    if file.kind == "delimited" and (layout := _of_lines(file)) is not None:
         return layout
-    if file.kind != "delimited":
-        return None
+    return None if named else _without_items(file)
+
+
+def _of_lines(file: TableFile) -> Layout | None:
+    """A text file with `::` between its columns, or a basket on each line."""
     lines = list(islice(filter(None, _lines(file)), LINES))
     first = lines[0] if lines else ""
     if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
@@ -139,10 +152,8 @@ def _other_layout(file: TableFile, *, named: bool = False) -> Layout | None:
 
     rows = [row for row in divided(lines) if row]
     lengths = Counter(map(len, rows))
-    if len(rows) < FEW_LINES or (len(lengths) < 2 and not labelled):
-        return None
-    is_table = max(lengths.values()) >= SAME_LENGTH * len(rows) or known_names(rows[0])
-    if is_table and not labelled:
+    is_table = not rows or max(lengths.values()) >= SAME_LENGTH * len(rows) or known_names(rows[0])
+    if len(rows) < FEW_LINES or (is_table and not labelled and not _are_baskets(rows)):
         return None
     before = _before_items([row[:2] for row in rows] if labelled else rows)
     baskets = (
@@ -155,8 +166,26 @@ def _other_layout(file: TableFile, *, named: bool = False) -> Layout | None:
     return Layout("baskets", ["order", *before, "item"], baskets, said)
 
 
+def _are_baskets(rows: list[list[str]]) -> bool:
+    """Whether texts of the first row are in other columns of other rows, as items of baskets are.
+
+    >>> rows = [["tea", "jam", "ink"], ["jam", "ink", "tea"]]
+    >>> _are_baskets(rows), _are_baskets([["u1", "tea", "view"], ["u2", "tea", "view"]])
+    (True, False)
+    """
+    length = max(map(len, rows))
+    columns = [{row[n] for row in rows[1:] if n < len(row)} for n in range(length)]
+    moved = [
+        text for place, text in enumerate(rows[0]) if not re.fullmatch(VALUE, text)
+        and any(text in column for n, column in enumerate(columns) if n != place)
+    ]  # fmt: skip
+    return length > 2 and len(moved) >= min(2, len(rows[0]))
+
+
 def _without_items(file: TableFile) -> Layout | None:
     """A table without a column of items: each item has a column, or records are in one."""
+    if len(file.names) == 1 and rank(file.names[0], EVENT_WORDS["item"]) is not None:
+        return _with_records_of(file, "only_items", [], file.names, lambda _: [[]], {})
     sample = Sample(file.path, file.sample(LINES))
     texts = {name: sample.texts(name) for name, count in sample.counts.items() if count == 1}
     bought = {name: _bought(name, values, sample) for name, values in texts.items()}
@@ -382,7 +411,7 @@ def _parts(cell: str, mark: str) -> list[str]:
     (['P4', 'P8'], ['P4, P8'], [''])
     """
     parts = [cell] if mark == LISTS else cell.split(mark)
-    if re.match(LIST, cell):
+    if re.match(LIST, cell) and (mark == LISTS or SURE_LIST.search(cell)):
         parts = []
         for token in TOKEN.finditer(cell.strip()[1:-1]):
             text = token["bare"] or re.sub(r"\\(.)", r"\1", token["quoted"] or "")
@@ -450,9 +479,10 @@ def _divides(
     """
     several = [c for c in counts if (re.match(LIST, c) if mark == LISTS else mark in c.strip())]
     rows, every = sum(counts[cell] for cell in several), sum(counts.values())
-    if not rows:
+    sure = sum(counts[cell] for cell in several if mark != LISTS or SURE_LIST.search(cell))
+    if not sure:
         return None
-    if mark == LISTS and rows > (1 - SEVERAL) * every:
+    if mark == LISTS and rows > (1 - SEVERAL) * every and 2 * sure > rows:
         return mark
     if mark in SEPARATORS:
         inside = [part for cell in several for part in _parts(cell, mark)]

@@ -78,7 +78,7 @@ def read(config: ReaderConfig) -> EventStream:
     report = Report()
     items = open_table(paths["items"]) if "items" in paths else None
     if items is not None:
-        refuse_other_layouts(items)
+        refuse_other_layouts(items, named=True)
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
     chosen, known = asdict(config.columns), config.mapping
     day_second = bool(known and known.get("day_second"))
@@ -122,10 +122,10 @@ def read(config: ReaderConfig) -> EventStream:
                 sentence("lines_above", name=file.path.name, lines=examples(pa.array(file.above))),
             )
     check_names(sample, {match.column for match in roles.values()})
-    if known is None:  # nobody answers at night
-        ask_about_returns(sample, roles, chosen)
+    unasked = ask_about_returns(sample, roles, chosen, (known or {}).get("unasked", ()))
     unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
+    report.mapping["unasked"] = unasked
     report.mapping["day_second"] = next(iter(of_file.values())).day_second
     _report_columns(report, sample, roles)
     for note in [

@@ -238,9 +238,13 @@ def test_orders_with_an_item_in_each_of_several_columns_have_a_command(shop, raw
 
 
 @pytest.mark.parametrize("head", ["", "Transaction,", "customer,date,"])
-@pytest.mark.parametrize("signs", [("0", "1"), ("False", "True"), ("", "2"), ("no", "yes")])
-def test_a_column_for_each_item_has_a_command(shop, head, signs):
+@pytest.mark.parametrize(
+    "signs", [("0", "1"), ("False", "True"), ("", "2"), ("no", "yes"), ("", "t")]
+)
+@pytest.mark.parametrize("form", ["{}", "Product {}"])
+def test_a_column_for_each_item_has_a_command(shop, head, signs, form):
     names = ["milk", "tea", "bread", "jam", "book", "rice", "ink"]  # the last is in no basket
+    names = names if form == "{}" else [form.format(n) for n in range(7)]
     bought = [[(n * 7 + k * 3) % 5 < 2 for k in range(6)] + [False] for n in ROWS]
     before = {"": [], "Transaction,": [1], "customer,date,": ["c", f"2026-01-{day(3)} 10:00"]}[head]
     rows = [[f"{before[0]}{n % 90}", *before[1:]] if before else [] for n in ROWS]
@@ -251,6 +255,12 @@ def test_a_column_for_each_item_has_a_command(shop, head, signs):
     assert {*found.data.item_ids.tolist()} == {*names[:-1]}
     assert found.info["cleaning"]["accounts"][0]["events"] == sum(map(sum, bought))
     assert found.roles["user"] == (head.partition(",")[0] or "order")
+
+
+def test_items_without_anything_else_have_a_command(shop):
+    rows = [[f'"{",".join(f"p{(n + k) % 11}" for k in range(1 + n % 3))}"'] for n in ROWS]
+    found = read_as_advised(shop, table("items", rows), "the only column has items")
+    assert (found.roles["user"], found.data.item_ids.size) == ("order", 11)
 
 
 @pytest.mark.parametrize("mark", ["|", " | "])

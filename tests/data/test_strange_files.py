@@ -273,13 +273,15 @@ def test_the_advised_names_read_a_folder_without_headers(home, raw):
     [(",", "utf-8", []), (";", "cp1252", ["T{}", "K{}"]), (" ", "utf-8", []),
      ("\t", "utf-16", ["K{}"]), ("|", "utf-8", ["T{}"])],
 )  # fmt: skip
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_command_for_baskets_reads_them(home, raw, mark, encoding, before, packed):
+@pytest.mark.parametrize(("packed", "sizes"), [(False, "1234"), (True, "3"), (False, "52345555")])
+def test_the_command_for_baskets_reads_them(home, raw, mark, encoding, before, packed, sizes):
     goods = ["Käse", "Brot", '"Ei, groß"' if mark == "," else "Ei", "Öl", "Tee", "Salz"]
     rows = []
     for n in range(60):
         own = [form.format(n if form[0] == "T" else n % 7) for form in before]
-        rows.append(mark.join([*own, *(goods[(n + k) % 6] for k in range(1 + n % 4))]))
+        rows.append(
+            mark.join([*own, *(goods[(n + k) % 6] for k in range(int(sizes[n % len(sizes)])))])
+        )
     content = "\n".join([*rows, ""]).encode(encoding)
     name = "b.txt.gz" if packed else "b.txt"
     (raw / name).write_bytes(gzip.compress(content) if packed else content)
@@ -352,6 +354,7 @@ def test_a_role_has_many_names(shop, role, names):
      ("Sum total;Status", "9;paid", "-9;paid", "taken_back"),
      ("Total;returned", "9;no", "-9;no", "taken_back"),
      ("Belegnummer;Menge", "RE2024{};1", "GS2024{};1", "taken_back"),
+     ("Order number", "US-{}", "RMA-{}", "taken_back"), ("Total", "9 DR", "9 CR", "taken_back"),
      ("N° facture;Qté", "FA{};1", "AV{};1", "taken_back")],
 )  # fmt: skip
 @pytest.mark.parametrize("head", ["customer", "email"])
@@ -375,6 +378,26 @@ def test_lines_that_only_look_like_returns_are_asked_about(shop, raw, name, sold
     (raw / "new.csv").write_text(text)
     assert found.night(raw / "new.csv")["type"].to_pylist().count("return") == 8
     assert shop(text, columns={role: "none"}).data.interactions.item.size == 120
+    made = shop(text.replace(back.partition("{}")[0], sold.partition("{}")[0]))
+    with pytest.raises(DataError, match=f"column {name!r} .* in 8 of the first rows"):
+        made.night(raw / "new.csv")
+    for column, returns in ((name, 8), ("none", 0)):
+        types = made.night(raw / "new.csv", named={role: column})["type"].to_pylist()
+        assert types.count("return") == returns
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_country_before_the_number_of_an_order_is_no_credit_note(shop, again):
+    rows = [
+        (f"u{n % 10}", f"p{n % 11 if n < 110 or again else n}", "CR-" if n > 109 else "US-", n)
+        for n in range(120)
+    ]
+    text = table("customer;sku;Order;date", [(u, p, f"{c}{n}", T + n) for u, p, c, n in rows], ";")
+    if again:
+        with pytest.raises(DataError, match="begins like a credit note in 10 of"):
+            shop(text)
+    else:
+        assert shop(text).data.interactions.item.size == 120
 
 
 @pytest.mark.parametrize(

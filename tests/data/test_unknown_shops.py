@@ -168,6 +168,17 @@ def test_ids_of_json_are_texts_from_the_first_digit(shop, ids, form):
     assert {*found.data.item_ids.tolist()} == {*found.histories} == {*ids}
 
 
+def test_a_field_beside_the_id_of_a_record_is_no_item(shop):
+    form = '{{"evt": "enrolled", "at": {}, "learner": {{"id": "l{}"}}, "course": {}}}\n'
+    course = '{{"id": {}, "title": "Course {}", "track": "web"}}'
+    ids = [9_007_199_254_740_993 + n for n in range(11)]
+    rows = (form.format((T + 5000 * n) * 1000, n % 20, course.format(ids[n % 11], n % 11))
+            for n in range(180))  # fmt: skip
+    found = shop("".join(rows), file="events.jsonl")
+    assert found.roles["user"] == "learner.id"
+    assert {*found.data.item_ids} == {*map(str, ids)}
+
+
 def test_numbers_in_lists_of_items_are_texts_too(shop):
     form = '{{"user": "u{}", "order": {{"items": [1.50, {}e2]}}, "timestamp": {}}}\n'
     rows = (form.format(n % 20, n % 9, T + n) for n in range(180))
@@ -240,6 +251,8 @@ def test_letters_of_users_stay_and_those_in_two_cases_are_named(shop):
     assert "'ada0@X.de' and 'Ada0@X.de'" in found.notes
     plain = shop(table("customer,sku,date", [("Ada" + row[0][3:], *row[1:]) for row in rows]))
     assert "capital letters" not in plain.notes
+    items = shop(table("sku,customer,date", rows))
+    assert "40 items differ from another one in nothing but capital letters" in items.notes
 
 
 NOBODY = ["NA", "Walk-in Customer", "Guest", "Guest Customer", "Gastkunde", "Laufkundschaft",
@@ -427,16 +440,15 @@ STATES = {
     "nl": ("Geleverd", "Geannuleerd", "Terugbetaald"),
     "pl": ("Zrealizowane", "Anulowane", "Zwrócone"),
     "pl2": ("Wysłane", "Nieopłacone", "Zwrot"),
-    "RTO": ("Delivered", "RTO", "Returned"),
-    "Shipped - Rejected by Buyer": ("Delivered", "Shipped - Rejected by Buyer", "Returned"),
-    "Undelivered": ("Delivered", "Undelivered", "Returned"),
-    "Refused": ("Delivered", "Refused", "Returned"),
-    "Expired": ("Delivered", "Expired", "Returned"),
-    "Fraud": ("Delivered", "Fraud", "Returned"),
-    "Draft": ("Delivered", "Draft", "Returned"),
-    "Nicht abgeholt": ("Delivered", "Nicht abgeholt", "Returned"),
-    "Awaiting payment": ("Delivered", "Awaiting payment", "Returned"),
+    "ro": ("Livrat", "Anulat", "Rambursat"),
+    "cs": ("Delivered", "Zrušeno", "Vráceno"),
 }
+NOT_PAID = [
+    "RTO", "Shipped - Rejected by Buyer", "Undelivered", "Refused", "Expired", "Fraud", "Draft",
+    "Nicht abgeholt", "Awaiting payment", "Payment error", "Erreur de paiement", "Zahlungsfehler",
+    "Errore di pagamento", "Error en el pago", "Nie zapłacono", "Väntar på betalning", "Betaalfout",
+    "En attente de paiement par chèque", "Erro de pagamento", "Eroare de plată", "Denied",
+]  # fmt: skip
 
 
 NAMES_OF_STATES = [
@@ -451,6 +463,7 @@ NUMBERS_OF_RETURNS = {
 TAKEN_BACK = [
     *((name, "", "05.04.2026", "05.04.2026", "taken_back") for name in DATES_OF_RETURNS),
     *((NAMES_OF_STATES[n % 2], *state, "order_status") for n, state in enumerate(STATES.values())),
+    *(("Status", "Delivered", state, "Returned", "order_status") for state in NOT_PAID),
     *((name, "shipped", "cancelled", "returned", "order_status") for name in NAMES_OF_STATES[2:]),
     *((name, "", form, form, "taken_back number") for name, form in NUMBERS_OF_RETURNS.items()),
     *((name, sold, back, back, "behaviour") for sold, back in (("S", "R"), ("SALE", "RTN"),
@@ -987,7 +1000,10 @@ def test_the_kind_of_a_line_says_that_it_is_no_product(shop, column, kind):
     ["Gift card", "Carte cadeau", "Porto", "Tarjeta regalo", "Bag fee", "Taxa de entrega", "VAT",
      "Service charge", "Gift wrap", "Gutschein", "Loyalty points", "Extended warranty",
      "Extended warranty 2 years", "Customs duty", "Installation", "Pick & Pack",
-     "HONORAIRE DE DISPENSATION", "Paczkomat InPost", "Mondial Relay", "Droits de douane"],
+     "HONORAIRE DE DISPENSATION", "Paczkomat InPost", "Mondial Relay", "Droits de douane",
+     "Contribution DEEE", "Route package protection", "Carbon neutral order", "Plastic bag levy",
+     "Tragetasche", "Anzahlung 30%", "Zuzahlung", "Diverses", "Priority processing", "Wrapping",
+     "Warranty extension 2 years", "Gift message", "Please leave at the door", "Packaging"],
 )  # fmt: skip
 def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
     assert says(line) == "weak"
@@ -1098,6 +1114,15 @@ def test_a_list_in_a_cell_is_several_items(shop, form, column, single):
     assert sorted(found.data.item_ids) == sorted(f"p{n}" for n in range(11))
     assert found.data.interactions.item.size == 360
     assert found.counts["rows_with_several_items_split"] == 120
+
+
+@pytest.mark.parametrize("form", ["{{0A{}-4000}}", "[a{}]", "(a{})", "{{a{}}}", "(oak {})"])
+@pytest.mark.parametrize("column", ["item", "items"])
+@pytest.mark.parametrize("share", [1, 0.3])
+def test_an_id_in_brackets_keeps_them(shop, form, column, share):
+    ids = [form.format(n) if n < 11 * share else f"b{n}" for n in range(11)]
+    found = shop(bought(lambda n: ids[n * 7 % 11], f"user\t{column}\ttimestamp", "\t"))
+    assert {*found.data.item_ids} == {*ids}
 
 
 @pytest.mark.parametrize("share", [0.5, 0.05])
