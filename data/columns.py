@@ -133,8 +133,6 @@ def recognise_events(
         if role == "item" and len(ranked) > 1:
             others = [pair for pair in ranked if not _numbers_lines(sample.texts(pair[1]))]
             ranked = others or ranked
-        if role == "item":
-            ranked = _without_fields_beside_ids(ranked, sample)
         if role == "item" and ranked and ranked[0][0] == len(EVENT_WORDS["item"]) - 1:
             names = sample.table.column_names
             titled = any(rank(n, EVENT_FIELDS["title"]) == 0 for n in names)
@@ -359,21 +357,6 @@ def _is_kind(sample: Sample, name: str) -> bool:
     if sample.counts[name] > 1 or any(rank(name, words) is not None for words in states):
         return False
     return not is_of_a_user(name) and are_kinds(sample.texts(name))
-
-
-def _without_fields_beside_ids(
-    ranked: list[tuple[int, str]], sample: Sample
-) -> list[tuple[int, str]]:
-    """The candidates without fields of words, as `course.track`, of records with an id."""
-    parts = {name: name.rpartition(".") for _, name in ranked}
-    with_ids = {record for record, _, own in parts.values() if normalised(own) in words("ids")}
-    return [
-        (order, name)
-        for order, name in ranked
-        if parts[name][0] not in with_ids - {""}
-        or normalised(parts[name][2]) in words("ids")
-        or _looks_like(sample.texts(name)) == "codes"
-    ]
 
 
 def _numbers_lines(values: pa.ChunkedArray) -> bool:

@@ -53,21 +53,12 @@ LINES = 0.1  # share of the filled rows behind the first of an order; more: each
 
 
 def read_taken_back(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Whether a column such as `returned` or `cancelled_at` says yes or has a date: (rows,) bool.
-
-    >>> said = pa.chunked_array([["2024-05-01", "", "full", "0.0", "0000-00-00", "partial"]])
-    >>> read_taken_back(said).to_pylist()
-    [True, False, True, False, False, False]
-    """
+    """Whether a column such as `cancelled_at` says yes or has a date: (rows,) bool."""
     return each(texts, lambda text: _says(text) is True)
 
 
 def unread_marks(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values of a column such as `returned` that may say more than is read of them.
-
-    >>> unread_marks(pa.chunked_array([["no", "partial", "yes", "2", "n/a"]])).to_pylist()
-    ['partial', '2']
-    """
+    """The values of a column such as `returned` that may say more than is read of them."""
     return texts.filter(each(texts, lambda text: may_be_yes(text) and _says(text) is not True))
 
 
@@ -130,12 +121,7 @@ def is_return_line(name: str) -> bool:
 
 
 def marks_of_lines(texts: pa.ChunkedArray) -> str | None:
-    """What marks lines of returns in a column: `below` 0 in amounts, the `number` of a credit note.
-
-    >>> columns = (["5.00", "-5.00"], ["INV-1", "CN-1"], ["yes", "no"])
-    >>> [marks_of_lines(pa.chunked_array([values])) for values in columns]
-    ['below', 'document', None]
-    """
+    """What marks lines of returns: `below` 0 in amounts, the `document` of a credit note."""
     for form, pattern in MARKS_OF_LINES.items():
         if pc.any(pc.match_substring_regex(texts, pattern)).as_py():
             return form
@@ -143,11 +129,7 @@ def marks_of_lines(texts: pa.ChunkedArray) -> str | None:
 
 
 def names_of_returns(texts: pa.ChunkedArray) -> list[str]:
-    """The values of a column with few distinct ones that name a return or a cancellation.
-
-    >>> names_of_returns(pa.chunked_array([["Verkauf", "Gutschrift", "Cancellation", "Web"]]))
-    ['Gutschrift', 'Cancellation']
-    """
+    """The values of a column with few distinct ones that name a return or a cancellation."""
     kinds = pc.unique(texts)
     if len(kinds) > MOST_KINDS:
         return []
@@ -158,11 +140,6 @@ def are_kinds(texts: pa.ChunkedArray) -> bool:
     """Whether the values of a column are kinds of lines: sales and returns, as in a ledger.
 
     States of orders, such as paid and refunded, are not: there, a sale was taken back itself.
-
-    >>> are_kinds(pa.chunked_array([["Sale", "Credit note"]]))
-    True
-    >>> are_kinds(pa.chunked_array([["paid", "refunded"]])), are_kinds(pa.chunked_array([["Sale"]]))
-    (False, False)
     """
     if not names_of_returns(texts):
         return False
@@ -174,13 +151,7 @@ def are_kinds(texts: pa.ChunkedArray) -> bool:
 
 
 def with_meanings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Types of events, with what they mean if all of them are codes, or if they take back others.
-
-    >>> with_meanings(pa.chunked_array([["S", "R", ""]])).to_pylist()
-    ['S (sale)', 'R (return)', '']
-    >>> with_meanings(pa.chunked_array([["S", "view", "drop"]])).to_pylist()
-    ['S', 'view', 'drop (return)']
-    """
+    """Types of events, with what they mean if all are codes, or if they take back others."""
     codes = {text: normalised(text) for text in pc.unique(texts).to_pylist() if text}
     are_all = (SALE_CODES | RETURN_CODES).issuperset(codes.values())
     for text, code in codes.items():
@@ -192,12 +163,7 @@ def with_meanings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def take_back_others(texts: pa.ChunkedArray) -> bool:
-    """Whether some kinds of events take back the others, which need have no usual names.
-
-    >>> kinds = (["charge", "refund"], ["paid", "refunded"], ["simple", "gift return"], ["Web"])
-    >>> [take_back_others(pa.chunked_array([some])) for some in kinds]
-    [True, False, False, False]
-    """
+    """Whether some kinds of events take back the others, which need have no usual names."""
     kinds = [kind for kind in pc.unique(texts).to_pylist() if kind]
     others = [kind for kind in kinds if normalised(kind) not in TAKEBACKS]
     known = {word for kind in others for word in words_of(kind)} & (KEPT | NO_EVENTS)
@@ -212,11 +178,7 @@ def are_codes(texts: pa.ChunkedArray) -> bool:
 
 
 def share_of_events(texts: pa.ChunkedArray) -> float:
-    """The share of values that name an event, such as `purchase`, and nothing else.
-
-    >>> share_of_events(pa.chunked_array([["view", "purchase", "Refundable voucher", "Card sale"]]))
-    0.5
-    """
+    """The share of values that name an event, such as `purchase`, and nothing else."""
     known = each(
         texts, lambda text: level(text) is not None and NO_EVENTS.isdisjoint(words_of(text))
     )
@@ -227,10 +189,6 @@ def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """What the state of an order says: "cancelled", also if it was not paid, or "returned".
 
     Others, and orders of which a part was taken back, are null: (rows,) string.
-
-    >>> states = ["paid", "refunded", "partially_refunded", "wc-cancelled", "not refunded"]
-    >>> read_order_status(pa.chunked_array([states])).to_pylist()
-    [None, 'returned', None, 'cancelled', None]
     """
     return each_value(texts, _state, pa.string())
 
@@ -239,13 +197,6 @@ def unread_states(texts: pa.ChunkedArray, *, unknown: bool = False) -> list[str]
     """The states that seem to say that an order was taken back, but are not known as such.
 
     With `unknown`, these are all states of which a part does not say that the order was kept.
-
-    >>> states = pa.chunked_array([["paid", "Cancel it", "not refunded", "refund denied", "XYZ"]])
-    >>> unread_states(states), unread_states(states, unknown=True)
-    (['Cancel it'], ['Cancel it', 'XYZ'])
-    >>> states = ["Shipped - Delivered", "Shipped - Out for Delivery", "Paid (Klarna)"]
-    >>> unread_states(pa.chunked_array([[*states, "Shipped - XYZ"]]), unknown=True)
-    ['Shipped - XYZ']
     """
     states = names_of_returns(texts)
     if unknown:
@@ -267,23 +218,12 @@ def knows_order_status(texts: pa.ChunkedArray) -> bool:
 
 
 def closed_after_refunds(texts: pa.ChunkedArray) -> bool:
-    """Whether states are those of Magento, where `complete` orders are kept, and `closed` refunded.
-
-    >>> closed_after_refunds(pa.chunked_array([["complete", "closed", "processing"]]))
-    True
-    >>> closed_after_refunds(pa.chunked_array([["open", "closed"]]))
-    False
-    """
+    """Whether states are those of Magento: `complete` orders are kept, and `closed` refunded."""
     return {"complete", "closed"} <= {text.lower() for text in pc.unique(texts).to_pylist()}
 
 
 def is_refunded_in_full(refunded: pa.ChunkedArray, total: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Whether an amount is above 0 and the total: (rows,) bool.
-
-    >>> total = pa.chunked_array([["EUR 5,00", "EUR 5,00", "EUR 0,00"]])
-    >>> is_refunded_in_full(pa.chunked_array([["-5,00", "2,00", "0,00"]]), total).to_pylist()
-    [True, False, False]
-    """
+    """Whether an amount is above 0 and the total: (rows,) bool."""
     amounts = [pc.replace_substring_regex(texts, r"[^\d.,]", "") for texts in (refunded, total)]
     above = pc.match_substring_regex(amounts[0], "[1-9]")
     return pc.fill_null(pc.and_(above, pc.equal(*amounts)), False)
@@ -337,13 +277,6 @@ def read_pieces(texts: pa.ChunkedArray, shown: Sequence[str] = ()) -> pa.Chunked
     Args:
         texts: of a column.
         shown: texts of the same column in other parts (`forms_of_pieces`), for the marks.
-
-    >>> read_pieces(pa.chunked_array([["-2", "\u22121,5", "3-", "(4)", "5 pcs", ""]])).to_pylist()
-    [-2.0, -1.5, -3.0, -4.0, 5.0, None]
-    >>> read_pieces(pa.chunked_array([["-1.000", "1 200", "2", "minus 1", "5-10"]])).to_pylist()
-    [-1000.0, 1200.0, 2.0, -1.0, None]
-    >>> read_pieces(pa.chunked_array([["1,000", "12,000"]])).to_pylist()
-    [1.0, 12.0]
     """
     encoded = texts.combine_chunks().dictionary_encode()
     words = encoded.dictionary
