@@ -38,22 +38,6 @@ user, item = (lambda row: row % 9), (lambda row: f"s{row % 11}")
 time, kind = (lambda row: T + row), (lambda row: ("view", "purchase")[row % 2])
 
 
-@pytest.mark.parametrize(
-    ("header", "roles"),
-    [
-        (("visitorid", "itemid", "timestamp", "event"), "user item timestamp behaviour"),
-        (("Kunden-Nr.", "Artikelnummer", "Zeitpunkt", "Ereignis"), "user item timestamp behaviour"),
-        (("id_client", "référence produit", "date_commande", "évènement"), "user item timestamp"),
-        (("idUtente", "id_prodotto", "data", "azione"), "user item timestamp behaviour"),
-        (("fk_customer_id", "product_id_sold", "event_time_utc", "x"), "user item timestamp"),
-    ],
-)
-def test_names_in_six_languages_are_known(header: tuple[str, ...], roles: str) -> None:
-    found = names(events(**dict(zip(header, (user, item, time, kind), strict=True))))
-    expected = dict(zip(roles.split(), header, strict=False))
-    assert {role: found.get(role) for role in expected} == expected
-
-
 def test_a_name_is_not_taken_if_the_content_contradicts() -> None:
     found = events(user_id=user, item_id=item, timestamp=lambda row: row, created_at=time)
     assert names(found)["timestamp"] == "created_at"

@@ -101,7 +101,8 @@ def test_titles_beside_ids_in_words(shop):
      "Klantnummer;Nummer van de artikel;Besteldatum;Aantal;Stukprijs",
      "Código do cliente;Ref. produto;Data do pedido;Quantidade;Preço de venda",
      "Identyfikator klienta;Kod produktu;Data zamówienia;Ilość;Cena jednostkowa",
-     "Customer No.;Item Code;Purchase Date;Qty ordered;Unit Price"],
+     "Customer No.;Item Code;Purchase Date;Qty ordered;Unit Price",
+     "fk_customer_id;product_id_sold;event_time_utc;Qty;Price"],
 )  # fmt: skip
 def test_columns_are_recognised_in_eight_languages(shop, head):
     rows = [
