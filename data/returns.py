@@ -112,11 +112,7 @@ def are_returns(name: str) -> bool:
 
 
 def is_return_line(name: str) -> bool:
-    """Whether a column such as `is_return`, by its name, marks lines that are returns.
-
-    >>> is_return_line("is_return"), is_return_line("returned")
-    (True, False)
-    """
+    """Whether a column such as `is_return`, by its name, marks lines that are returns."""
     return normalised(name) in words("return_lines")
 
 
