@@ -85,14 +85,7 @@ def is_taken_back(name: str) -> bool:
 
 
 def values_of_returns(name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values that may say yes, of a column that the name says to be of what was taken back.
-
-    >>> amounts = pa.chunked_array([["0", "2", "", "no"]])
-    >>> values_of_returns("Retourenmenge", amounts).to_pylist()
-    ['2']
-    >>> values_of_returns("Menge", amounts).to_pylist()
-    []
-    """
+    """The values that may say yes, of a column that the name says to be of what was taken back."""
     is_named = is_taken_back(name) or is_denied(name)
     return texts.filter(each(texts, may_be_yes)) if is_named else texts[:0]
 

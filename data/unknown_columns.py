@@ -95,6 +95,7 @@ def _without_time(sample: Sample, roles: Roles) -> tuple[str, str]:
     """Why events have no time, and a column that holds other times, or `FILE_ORDER`."""
     free = free_columns(sample, roles)
     like = [n for n in free if rank(n, EVENT_WORDS["timestamp"]) is not None]
+    like += [n for n in free if normalised(n) in words("month_columns")]
     filled = {n: len(sample.texts(n)) / sample.table.num_rows for n in free}
     like.sort(key=lambda name: filled[name] < SHARE_OF_TIMES)
     reason = "no column holds the time of the events"

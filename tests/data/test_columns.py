@@ -73,6 +73,8 @@ def test_a_time_that_is_mostly_empty_is_not_the_time() -> None:
     assert names(found)["timestamp"] == "gekauft"
     with pytest.raises(DataError, match="'date' looks like a time, but it is empty in 80%"):
         events(user_id=user, item_id=item, date=few)
+    with pytest.raises(DataError, match="'Month' looks like a time, but most of its values"):
+        events(user_id=user, item_id=item, Month=lambda row: f"2025-{1 + row % 12:02}")
 
 
 def test_no_time_and_no_amount_is_proposed_as_the_user() -> None:

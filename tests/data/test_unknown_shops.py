@@ -543,7 +543,8 @@ def test_a_refund_of_all_that_was_paid_is_a_return(shop, refund, total, money):
     ("refunded", "cancelled"),
     [("qty_refunded", "qty_canceled"), ("Retourenmenge", "Stornierte Menge"),
      ("Quantité remboursée", "Quantité annulée"), ("Returned quantity", "Cancelled qty"),
-     ("refunded", "Cancelled qty")],
+     ("refunded", "Cancelled qty"), ("Cant. devuelta", "Cancelled qty"),
+     ("unidades_devueltas", "Cancelled qty"), ("quantità resa", "Cancelled qty")],
 )  # fmt: skip
 def test_pieces_that_were_taken_back_are_those_of_the_line(shop, refunded, cancelled):
     taken = {1: (3, 0), 2: (0, 3), 3: (1, 0), 4: (1, 2), 5: (0, 1)}  # of three pieces
