@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from recsys.constraint import ItemTrie
 from recsys.errors import ConfigError
 from recsys.interactions import Histories
-from recsys.loading import load_for
 from recsys.models.architecture import PRESETS, Architecture
 from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig, PromptEncoder
@@ -92,6 +91,7 @@ def load_bundle_workload(path: Path, setup: Setup) -> Workload:
     from recsys.artifacts import Workspace  # random workloads need none of these
     from recsys.bundle import Bundle
     from recsys.dataset import Dataset
+    from recsys.loading import load_for
 
     bundle = Bundle.load(path)
     target, draft = (
