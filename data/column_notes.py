@@ -119,7 +119,7 @@ def ask_about_returns(
         DataError: the message has the settings that decide.
     """
     if "behaviour" in roles or any(_show_returns(role, sample, roles) for role in roles):
-        return sample.table.column_names
+        return list(sample.table.column_names)
     mostly: list[str] = []
     items = items_of(sample.table, roles, sample.path)
     known = pc.is_in(items, value_set=pa.array(items_below_0(sample, roles), pa.string()))

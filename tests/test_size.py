@@ -25,23 +25,23 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (30_520, 25_000),
-    "data": (11_660, 5_500),
-    "training": (6_300, 6_000),
-    "serving": (14_560, 13_000),
-    "benchmarks": (3_540, 3_500),
-    "tests": (47_700, 36_000),
+    "recsys": (30_360, 25_000),
+    "data": (11_640, 5_500),
+    "training": (6_280, 6_000),
+    "serving": (14_580, 13_000),
+    "benchmarks": (3_520, 3_500),
+    "tests": (47_860, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
-    "lines of the product": (66_550, 53_500),
+    "lines of the product": (66_350, 53_500),
     "lines of the largest file": (673, 500),
-    "lines of the largest class": (412, 350),
-    "words of the documents": (48_900, 50_000),
+    "lines of the largest class": (410, 350),
+    "words of the documents": (49_000, 50_000),
     "words of README.md": (900, 900),
     "lines of CHANGELOG.md": (60, 60),
-    "commands": (24, 26),
-    "settings": (144, 150),
+    "commands": (23, 26),
+    "settings": (141, 150),
     "HTTP operations": (30, 32),
     "extras": (5, 8),
 }
