@@ -57,6 +57,12 @@ class Models:
         draft = None  # a request may need it in any mode
         if bundle.draft is not None:
             draft = load_for(bundle.draft, dtype, chosen)
+            of = draft if isinstance(draft, StateDraft) else bundle.vocabulary
+            if any(
+                list(getattr(of, name)) != list(getattr(bundle.vocabulary, name))
+                for name in ("level_offsets", "level_sizes")
+            ):
+                raise ArtifactError(f"{bundle.draft}: its levels are not those of the vocabulary")
         if mode == Mode.AUTO:
             mode = Mode.BEAM if on_cpu else Mode.PLANNED
         return cls(load_for(bundle.target, dtype, chosen), draft, mode, on_cpu)

@@ -427,9 +427,10 @@ class DraftConfig(SupervisedConfig):
                 "ablations: without density regularisation, atspeed-s-eq4 rewards probability "
                 "outside of V_c; use atspeed-s, which renormalises"
             )
-        if self.base is not None and self.objective == STATE:
+        if self.objective == STATE and (self.base, self.alpha, self.ablations) != (None, None, ()):
             raise ConfigError(
-                "base: a draft of state-kd is no language model; leave draft.base out"
+                "base, alpha, ablations: a draft of state-kd is no language model, and has one "
+                "loss; leave them out"
             )
         if self.lora is not None and self.base is None:
             raise ConfigError("lora: adapts a pretrained draft; give draft.base, or leave lora out")

@@ -24,7 +24,9 @@ from recsys.decoding.native import native_decoder, native_search
 from recsys.decoding.output import Beams
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.tree import ROOT
+from recsys.errors import NonFiniteError
 
+_LOGITS = 1 << 26  # values of a pass over several requests
 _ROUNDING = 2  # a prefix may score less by that many roundings in a pass of another shape
 
 
@@ -78,17 +80,22 @@ def complete(
         left -= widths[depth]
     widths.append(num_beams)
     decoder = native_decoder(search) if search.step.gains is None else None
-    # The library takes one request at a time: each may need memory for many nodes.
-    groups = [open_] * bool(len(open_)) if decoder is None else list(open_[:, None])
+    # The library takes one request at a time, since each may need memory for many nodes.
+    of_request = max(widths) * search.model.vocabulary_size
+    together = 1 if decoder is not None else max(1, _LOGITS // of_request)
     tokens, scores, rows = beams.tokens.clone(), beams.scores.clone(), beams.rows.clone()
     is_global, stats = beams.is_global.clone(), list(beams.stats)
-    for group in groups:
+    for start in range(0, len(open_), together):
+        group = open_[start : start + together]
         part = search.take(group.to(search.model.device))
         limits = _limits(part, beams.take(group.tolist()), num_beams)
-        if decoder is None:
-            more = _bounded(part, widths, width, limits)
-        else:
-            more = native_search(part, decoder, widths, width, limits)
+        try:
+            if decoder is None:
+                more = _bounded(part, widths, width, limits)
+            else:
+                more = native_search(part, decoder, widths, width, limits)
+        except NonFiniteError as error:
+            raise NonFiniteError([int(group[i]) for i in error.requests]) from None
         assert more.is_global is not None  # noqa: S101 - of a plain search
         for place, request_ in enumerate(group.tolist()):
             stats[request_] = stats[request_].plus(more.stats[place])
@@ -120,7 +127,11 @@ def _bounded(search: Search, widths: Sequence[int], num_beams: int, limits: torc
             frontier = step.expand(frontier, logits, depth, width)
             if depth + 1 == len(widths):
                 break
-            scores = frontier.scores.masked_fill(frontier.scores < least[:, None], -torch.inf)
+            low = frontier.scores < least[:, None]
+            # What is left out counts as pruned: scores of another pass may differ by more.
+            rest = frontier.scores.masked_fill(~low, -torch.inf).amax(1, keepdim=True)
+            scores = frontier.scores.masked_fill(low, -torch.inf)
+            frontier = frontier._replace(rest=torch.maximum(frontier.rest, rest))
             most = max(1, int((scores > -torch.inf).sum(1).max()))
             frontier = frontier._replace(scores=scores).at(stable_top(scores, most)[0])
             parents = frontier.parents

@@ -197,7 +197,8 @@ def _write(
         trained, times = dataset.train_histories, dataset.train_times
         size = len(dataset.item_ids)
         if known is None:
-            pairs = ItemItem.count(trained, size, search_rules(trained, size, dataset.validation()))
+            rules = search_rules(trained, size, dataset.validation(), end)
+            pairs = ItemItem.count(trained, size, rules)
         else:
             pairs = known.item_item
         others = fit_baselines(trained, size, times)

@@ -22,6 +22,7 @@ from recsys.errors import ArtifactError, ConfigError
 from recsys.vocabulary import Vocabulary
 
 FILE = "state_draft.safetensors"
+MOST_LEVELS = 16
 _DAMAGED = (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError)
 
 
@@ -160,14 +161,29 @@ class StateDraft(nn.Module):
         try:
             with safe_open(folder / FILE, "pt") as stored:
                 sizes = json.loads((stored.metadata() or {})["sizes"])
+            _check_sizes(*sizes)
             with torch.device("meta"):  # the weights are what takes memory
                 draft = cls(*sizes)
             draft.load_state_dict(load_file(folder / FILE), assign=True)
         except _DAMAGED as error:
             raise ArtifactError(f"{folder}: not a loadable draft: {error}") from error
-        if not all(values.isfinite().all() for values in draft.state_dict().values()):
-            raise ArtifactError(f"{folder}: values that are not finite; train the draft again")
+        weights = draft.state_dict().values()
+        if not all(w.dtype == torch.float32 and w.isfinite().all() for w in weights):
+            raise ArtifactError(f"{folder}: weights that are not finite float32; train it again")
         return draft.eval()
+
+
+def _check_sizes(offsets: list[int], sizes: list[int], width: int, hidden: int) -> None:
+    """ValueError unless they are those of a few levels: modules are made for each pair of them."""
+    numbers = [*offsets, *sizes, width, hidden]
+    if not 3 <= len(sizes) == len(offsets) <= MOST_LEVELS or any(
+        type(n) is not int for n in numbers
+    ):
+        raise ValueError(f"levels: want 3 to {MOST_LEVELS}, each with an offset and a size")
+    if min(offsets) < 0 or min(*sizes, width, hidden) < 1:
+        raise ValueError(
+            f"negative offsets, or empty levels: {offsets}, {sizes}, {width}, {hidden}"
+        )
 
 
 def is_state_draft(folder: Path) -> bool:

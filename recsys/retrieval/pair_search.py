@@ -17,7 +17,7 @@ USERS, LEAST_USERS = 3000, 30  # validation users whose next items are ranked
 TRIALS, FIRST = 120, 20  # the first ones are independent; each later one varies the best so far
 SECONDS = 120.0  # after which no trial begins
 VARIED = 3  # values that a trial changes of the best rules, at most
-LATEST = 50  # events of a history that trials use; earlier ones weigh little
+LATEST = 50  # events of a history that trials use
 USERS_AT_A_TIME = 512  # bounds memory
 MOST_PAIRS = 1 << 24  # of one trial, unless the window of `DIRECTIONAL` has more
 TOP = 10  # of NDCG
@@ -36,7 +36,7 @@ def search_rules(
         num_items: items of the catalog.
         examples: validation users with one target each.
         end: when the search ends at the latest, by `time.monotonic`.
-        seed: of the sample of users and of the trials.
+        seed: of the trials.
     """
     examples = examples.sample(USERS)
     if len(examples) < LEAST_USERS:
@@ -66,12 +66,12 @@ def search_rules(
 
 
 def _draw(rng: np.random.Generator, widest: int) -> dict[str, Any]:
-    """Values of all fields of `PairRules`."""
+    """Values of all fields of `PairRules`; every pair counts in both directions, for `related`."""
     offsets = (0, 1, 3, 10, 30, 100)
     return {
         "window": min(widest, int(rng.choice((1, 2, 3, 5, 8, 12)))),
         "fading": float(rng.choice((0, 0.3, 0.5, 0.7, 1, 1.5))),
-        "reverse": float(rng.choice((0, 0.1, 0.25, 0.5, 0.75, 1))),
+        "reverse": float(rng.choice((0.05, 0.1, 0.25, 0.5, 0.75, 1))),
         "source_damping": float(rng.uniform(0, 1)),
         "source_offset": float(rng.choice(offsets)),
         "target_damping": float(rng.uniform(0, 0.6)),
@@ -93,6 +93,6 @@ def _gains(model: ItemItem, examples: Examples) -> NDArray[np.float64]:
         own[row[is_target]] = scores.data[is_target]
         equal = (scores.data == own[row]) & (scores.indices < targets[row])
         before = np.bincount(row[(scores.data > own[row]) | equal], minlength=len(some))
-        ranks.append(np.where(own > 0, before, scores.shape[1]))
+        ranks.append(np.where(own > 0, before, TOP))
     rank = np.concatenate(ranks)
     return np.where(rank < TOP, 1 / np.log2(rank + 2.0), 0.0)

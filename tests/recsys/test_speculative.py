@@ -1,9 +1,12 @@
 """Passes of strict speculative search are as promised; its answers are in the suite of searches."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from oracles import random_prompts, tiny_model
+from safetensors.torch import save_file
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
@@ -120,11 +123,17 @@ def test_a_damaged_state_draft_is_refused(tmp_path):
     assert all(torch.equal(v, draft.state_dict()[k]) for k, v in again.state_dict().items())
     file = tmp_path / "state_draft.safetensors"
     whole = file.read_bytes()
-    for old, new in ((b"8, 6]", b"9, 6]"), (b"[[0", b"{[0"), (b"sizes", b"sizez")):
+    damage = [(b"8, 6]", b"9, 6]"), (b"[[0", b"{[0"), (b"sizes", b"sizez"), (b"0, 4", b"-1,4")]
+    damage.append((b"[[0, 4, 8]", b"[[0, 4  ]"))
+    for old, new in damage:
         assert old in whole
         file.write_bytes(whole.replace(old, new))
         with pytest.raises(ArtifactError, match="not a loadable draft"):
             StateDraft.load(tmp_path)
+    levels = [[0] * 400, [1] * 400, 8, 6]  # modules of all pairs of levels would take 20 s
+    save_file(draft.state_dict(), file, {"sizes": json.dumps(levels)})
+    with pytest.raises(ArtifactError, match="want 3 to 16"):
+        StateDraft.load(tmp_path)
     draft.reader.fill_(torch.nan)
     draft.save_pretrained(tmp_path)
     with pytest.raises(ArtifactError, match="not finite"):
