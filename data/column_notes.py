@@ -145,7 +145,7 @@ def ask_about_returns(
                 continue
             role = "quantity"
         is_beside = name not in prices and any(word in normalised(name) for word in BESIDE_SALES)
-        if chosen.get(role) == NO_COLUMN or is_beside or name in unasked:
+        if chosen.get(role) is not None or is_beside or name in unasked:
             continue
         texts = _texts(sample, name)
         rows = pc.and_not(pc.match_substring_regex(texts, form), known)
@@ -154,7 +154,9 @@ def ask_about_returns(
             mostly.append(name)
         elif count and not (form == CREDIT_NOTE and _are_countries(texts, rows, owners)):
             said = {"says": what, "count": count, "shown": examples(texts.filter(rows))}
-            said |= {"yes": shlex.quote(f"{role}={name}"), "no": f"{role}=none", "role": role}
+            without = roles[role].column if role in roles else NO_COLUMN
+            yes, no = (shlex.quote(f"{role}={column}") for column in (name, without))
+            said |= {"yes": yes, "no": no, "role": role}
             raise DataError(sentence("lines_of_returns", path=sample.path, name=name, **said))
     return mostly
 

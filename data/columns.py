@@ -118,14 +118,16 @@ def recognise_events(
     if items is None:  # else the names are of its columns
         roles |= _given(sample, chosen, EVENT_FIELDS)
     refuse_without_header(sample, bool(roles))
+    settled = {role for role, name in chosen.items() if name is not None}
     if "taken_back" in roles and marks_of_lines(sample.texts(roles["taken_back"].column)):
         del roles["taken_back"]  # also a price, or the number of an order: `refunds`
+        settled.discard("taken_back")
     known = None if items is None else _best_ids(items, chosen)
     doubts: dict[str, list[str]] = {}
 
     for role in IN_ORDER:
         fits = partial(_content_agrees, role, sample, rules)
-        if role in roles or chosen.get(role) is not None:
+        if role in roles or role in settled:
             continue
         ranked = _by_name(role, EVENT_WORDS[role], sample, roles, fits)
         if role == "item" and known is not None:

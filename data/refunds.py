@@ -46,8 +46,7 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
     name = chosen.get("taken_back")
     if name == NO_COLUMN:
         return refund_roles
-    if name is not None and "taken_back" not in roles:
-        form = marks_of_lines(sample.texts(name))
+    if name is not None and (form := marks_of_lines(sample.texts(name))):
         return refund_roles | {f"taken_back {form}": Found(name, "named in the settings")}
     counted = "quantity" in roles and not is_taken_back(roles["quantity"].column)
     marks = [role for role in refund_roles if re.fullmatch(r"taken_back( \d+)?", role)]

@@ -248,8 +248,10 @@ class Rules(JournalFollower):
     def _check(self, name: str, rule: Rule, value: Mapping[str, Any]) -> None:
         """Check a rule against the models that it is for; its pins against the champion."""
         others = [kept for other, kept in self._state.rules.items() if other != name]
-        size = len(json.dumps(value)) + sum(kept.size for kept in others)
-        if len(others) >= MOST_RULES or size > MOST_CHARACTERS:
+        before = self._state.rules.get(name)
+        size, growth = sum(kept.size for kept in others), len(json.dumps(value))
+        grows = before is None or growth > before.size
+        if grows and (len(others) >= MOST_RULES or size + growth > MOST_CHARACTERS):
             raise RuleError(
                 f"a service has at most {MOST_RULES:,} rules, with {MOST_CHARACTERS:,} characters "
                 "together; delete one"

@@ -122,6 +122,6 @@ class Protocol(H11Protocol):
     def _limit_reads(self) -> None:
         is_body = self.conn.their_state is h11.SEND_BODY
         is_chunked = is_body and any(name == b"transfer-encoding" for name, _ in self.headers)
-        share = max(128, MAX_READ // len(self.connections))
+        share = max(512, MAX_READ // len(self.connections))
         size = MAX_BODY_READ if is_body and not is_chunked else share
         self.transport.max_size = size  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ async def get_history(
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
     """Erase a user: events and remembered recommendations. It can be repeated.
 
-    Earlier events do not return with a late delivery, an import or a data set.
+    Earlier events do not return with a late delivery or a data set.
     """
     await service.store.history.erase(user_id)
     service.metrics.erasures.inc()

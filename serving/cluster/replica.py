@@ -104,12 +104,14 @@ class Replica:
         )
         self._life: Any = None
 
-    async def reconfigure(self, _: Any = None) -> None:
+    async def reconfigure(self, config: Any = None) -> None:
         """Start the application; returns when it is ready.
 
         Raises:
-            RecsysError: the application could not start.
+            RecsysError: the application could not start, or there is a `user_config`.
         """
+        if config:
+            raise RecsysError("user_config: leave it out; aliases change by PUT /v1/aliases/{name}")
         if self._life is not None:
             return
         self._life = self._app.router.lifespan_context(self._app)

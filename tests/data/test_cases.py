@@ -195,6 +195,14 @@ def test_ids_that_are_floats_beyond_their_digits_are_refused(shop, bits, least):
         shop(pa.table({"user": users, "item": items, "ts": times}), file="e.parquet")
 
 
+@pytest.mark.parametrize("kind", [pa.float16(), pa.decimal256(60, 2)])
+def test_columns_of_types_that_the_engine_lacks_are_beside_quantities(shop, kind):
+    unread = pa.array(range(6), pa.int64()).cast(pa.float32()).cast(kind)
+    table = pa.table({"user": ["a", "b"] * 3, "item": list("xyzxyz"), "quantity": [1] * 6,
+                      "weight": unread, "ts": [T + n for n in range(6)]})  # fmt: skip
+    assert len(shop(table, file="e.parquet").data.interactions.item) == 6
+
+
 @pytest.mark.parametrize(
     ("ids", "right"),
     [

@@ -307,6 +307,8 @@ async def test_the_size_of_all_rules_is_bounded(client, monkeypatch):
     assert code(refused) == (422, "invalid_rule")
     assert "with 4,000 characters together" in refused.json()["detail"]
     await put(client, "three", {"pin": ["B0007"]})
+    monkeypatch.setattr("recsys.serving.rules.MOST_CHARACTERS", 100)  # as after a new version
+    await put(client, "one", {"pin": large["pin"][:40]})
 
 
 async def test_a_rule_of_an_alias_is_not_deleted(client):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from recsys.config import Settings
-from recsys.errors import ConfigError
+from recsys.errors import ConfigError, RecsysError
 from recsys.serving.batcher import QueueFullError
 from recsys.serving.cluster import deployment
 from recsys.serving.cluster.deployment import ServedDoor
@@ -197,6 +197,8 @@ async def test_a_replica_starts_answers_and_swaps(bundles, tmp_path):
     await replica.reconfigure()
     life = replica._life
     await replica.reconfigure()  # as after another deployment
+    with pytest.raises(RecsysError, match="PUT /v1/aliases"):
+        await replica.reconfigure({"aliases": {"champion": "two"}})
     assert replica._life is life
     ask = call("POST", "/v1/recommendations", {"history": ["B0001"]}, host="localhost")
     ask.scope["headers"].append(JSON)
