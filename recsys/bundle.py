@@ -137,7 +137,7 @@ def check_models(path: Path) -> None:
     from recsys.models.state_draft import is_state_draft
 
     for part in (TARGET, DRAFT):
-        # A `StateDraft` takes the memory of its weights alone, and its config has no other field.
+        # A `StateDraft` has few levels, and weights of the sizes in its header (`StateDraft.load`).
         if (path / part).is_dir() and not (part == DRAFT and is_state_draft(path / part)):
             check_config(path / part)
 

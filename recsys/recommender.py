@@ -182,7 +182,7 @@ class Recommender:
 
     @contextmanager
     def aside(self) -> Iterator[Recommender]:
-        """The same models and catalog, to decode on another thread at the same time, on a CPU.
+        """The same models and catalog, to decode on another thread at the same time.
 
         Weights are shared. The engine is another one, without kept prompts and measured plans.
         """

@@ -342,7 +342,7 @@ class AlignmentSettings:
     Attributes:
         objective: see docs/alignment.md.
         alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
-            None means .5, or 1 for tree-kd and margin-kd.
+            None means .5, or 1 for tree-kd and margin-kd; state-kd has none.
         ablations: changes of the objective, as of `DraftConfig`.
         flatten: the weight of a node in tree-kd is p(prefix)^(1 / flatten).
         drafts: N of margin-kd, the prefixes of a level that the draft will propose.
@@ -390,7 +390,7 @@ class DraftConfig(SupervisedConfig):
     it is no language model: small networks that read the target's state."""
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     """Weight of the alignment loss; 1 - alpha is the weight of the recommendation loss. None means
-    .5, or 1 for tree-kd and margin-kd."""
+    .5, or 1 for tree-kd and margin-kd; state-kd takes none."""
     ablations: tuple[Ablation, ...] = ()
     """How the objective is changed, for those who study it: `released` (atspeed-s and atspeed-r as
     in the authors' code), `temperature` (atspeed-s as in their training script), `no-density` (no

@@ -55,7 +55,7 @@ def list_plans(levels: int, first_level: int, nodes: Sequence[int]) -> list[Plan
     Args:
         levels: L.
         first_level: children of the catalog's root, which mode `exhaustive` drafts.
-        nodes: sizes of draft trees; empty without a draft model.
+        nodes: sizes of draft trees; empty without a draft.
     """
     if levels == 1:
         return [Plan()]

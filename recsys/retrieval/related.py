@@ -93,7 +93,7 @@ def related_items(
 
 
 def together(retrieval: Retrieval, items: NDArray[np.integer]) -> Companions:
-    """What is chosen together with some items, whatever their order.
+    """What is chosen together with some items; pairs count in the directions of the rules.
 
     The evidence is that of pairs which end in a target event, such as a purchase; without types
     of events, or if there is no such pair, it is that of all pairs.

@@ -126,7 +126,7 @@ class Reranker:
     Attributes:
         weights: feature -> weight; a feature without an entry has weight 0. Empty: the model's
             list is served unchanged.
-        candidates: items that the directional item-item model proposes; each further source
+        candidates: items that the model of pairs proposes; each further source
             proposes half as many, and popularity a quarter (`Retrieval.propose`).
         nodes: most nodes of the target's tree for these items; the model's probability of items
             that do not fit is unknown (`model.missing`).
