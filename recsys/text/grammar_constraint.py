@@ -202,14 +202,16 @@ class Parser:
     """
 
     @classmethod
-    def compile(cls, grammar: Grammar, tokenizer: TextTokenizer) -> Parser:
+    def compile(
+        cls, grammar: Grammar, tokenizer: TextTokenizer, limits: LLParserLimits = LIMITS
+    ) -> Parser:
         """Make a parser at the beginning of a text; threads may call this at the same time.
 
         Raises:
             ValueError: the grammar is malformed, too large, or not supported by the library.
         """
         matcher = LLMatcher(
-            tokenizer.parser, _source(grammar, tokenizer), log_level=0, limits=LIMITS
+            tokenizer.parser, _source(grammar, tokenizer), log_level=0, limits=limits
         )
         parser = cls(matcher, tokenizer, grammar.field)
         parser.check()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from llguidance import LLParserLimits
 from numpy.typing import ArrayLike, NDArray
 
 from recsys.text.beam import BeamSettings, Texts, generate_text
@@ -19,6 +20,14 @@ from recsys.text.constraint import DEAD
 from recsys.text.grammar import choice
 from recsys.text.grammar_constraint import GrammarConstraint, Parser
 from recsys.text.tokenizer import TextTokenizer
+
+# The titles are the catalog's own, of any number: the library's limits are for strangers' grammars.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1 << 40,
+    step_lexer_fuel=1 << 40,
+    max_grammar_size=1 << 40,
+    verbose_errors=False,
+)
 
 
 class Titles:
@@ -46,7 +55,7 @@ class Titles:
         self._items = {text: np.asarray(same, np.int64) for text, same in items.items()}
         self._tokenizer = tokenizer
         grammar = replace(choice([text.decode() for text in self.texts]), field="titles")
-        self._parser = Parser.compile(grammar, tokenizer)
+        self._parser = Parser.compile(grammar, tokenizer, LIMITS)
 
     def constraint(self) -> TitleConstraint:
         """A constraint for one search."""

@@ -142,3 +142,14 @@ def test_a_search_stops_before_the_pass_at_which_it_is_told_to(passes):
         generate_titles(model, [[0, 70]], titles, 2, stopped=stopped)
     assert len(asked) == passes + 1
     assert model.pool.lent == 0
+
+
+def test_a_catalog_may_have_more_titles_than_the_library_allows_strangers():
+    rng = np.random.default_rng(0)
+    letters = rng.choice(list("abcdefghij "), (120_000, 40))
+    titles = ["".join(line) for line in letters]
+    found = Titles(titles, TOKENIZER)
+    first = sorted({title[0] for title in titles})
+    allowed = found.constraint().allowed([0])[0]
+    spelt = {TOKENIZER.spelling[token][:1].decode() for token in np.flatnonzero(allowed)}
+    assert sorted(spelt) == first
