@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 from toy_bundle import wait_until_ready
 
 from recsys.config import Settings
+from recsys.evaluation import rankings
 from recsys.evaluation import run as evaluation
-from recsys.evaluation import search
 from recsys.evaluation.protocol import EvaluationConfig
 from recsys.pipeline import STAGES, Context
 from recsys.pipeline import run as run_stages
@@ -70,14 +70,14 @@ def test_a_restarted_recommender_gives_the_same_bits(road):
 
 def test_evaluation_on_two_threads_writes_the_same_report(road, tmp_path, monkeypatch):
     context, _ = road
-    monkeypatch.setattr(search, "CHUNK", 16)  # so that each thread ranks some
-    rank, ranked_by = search.rank_histories, set()
+    monkeypatch.setattr(rankings, "CHUNK", 16)  # so that each thread ranks some
+    rank, ranked_by = rankings.rank_histories, set()
 
     def noted(recommender, *args, **options):
         ranked_by.add(id(recommender.engine))
         return rank(recommender, *args, **options)
 
-    monkeypatch.setattr(search, "rank_histories", noted)
+    monkeypatch.setattr(rankings, "rank_histories", noted)
     before = torch.get_num_threads()
     reports = []
     for threads in (1, 2):

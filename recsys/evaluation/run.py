@@ -37,8 +37,7 @@ from recsys.evaluation.protocol import (
     find,
     select,
 )
-from recsys.evaluation.rankings import rank_histories
-from recsys.evaluation.search import CHUNK, rank_users
+from recsys.evaluation.rankings import CHUNK, rank_histories, rank_users
 from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say

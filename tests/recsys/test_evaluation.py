@@ -462,7 +462,7 @@ class FakeRecommender:
 def context(tmp_path, shop, monkeypatch):
     module = SimpleNamespace(Recommender=FakeRecommender)
     monkeypatch.setitem(sys.modules, "recsys.recommender", module)
-    for name in ("run", "search"):
+    for name in ("run", "rankings"):
         ranks = FakeRecommender.rank_histories
         monkeypatch.setattr(f"recsys.evaluation.{name}.rank_histories", ranks)
     monkeypatch.setattr("recsys.progress.LINE_EVERY_S", math.inf)  # lines do not depend on load
