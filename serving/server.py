@@ -23,8 +23,8 @@ from recsys.serving.sockets import Listener, bind
 IDLE_S = 5  # whole seconds between two requests of a connection; the proxy keeps less
 MAX_HEAD = 32 * 1024  # bytes; the limits of `Guard` are lower
 # Bytes that a turn of the event loop reads: heads and chunks (which may be a byte each) of all
-# connections together, if they are fewer than 128, and the body of one, if its length is known.
-MAX_READ, MAX_BODY_READ = 16 * 1024, 64 * 1024
+# connections together, or LEAST_READ of each if they are many; and of a body of known length.
+MAX_READ, LEAST_READ, MAX_BODY_READ = 16 * 1024, 512, 64 * 1024
 MAX_WAITING = 16 * 1024  # bytes of requests behind the one that is answered
 MAX_BACKLOG = 256  # connections that wait to be accepted
 # The worker and the event loop need Python's global lock often and for a short time. Beside a
@@ -122,6 +122,6 @@ class Protocol(H11Protocol):
     def _limit_reads(self) -> None:
         is_body = self.conn.their_state is h11.SEND_BODY
         is_chunked = is_body and any(name == b"transfer-encoding" for name, _ in self.headers)
-        share = max(512, MAX_READ // len(self.connections))
+        share = max(LEAST_READ, MAX_READ // len(self.connections))
         size = MAX_BODY_READ if is_body and not is_chunked else share
         self.transport.max_size = size  # type: ignore[attr-defined]

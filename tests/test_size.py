@@ -30,7 +30,7 @@ LINES = {
     "training": (6_280, 6_000),
     "serving": (14_580, 13_000),
     "benchmarks": (3_520, 3_500),
-    "tests": (47_920, 36_000),
+    "tests": (47_940, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
