@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -29,8 +29,6 @@ from recsys.data.time_formats import EARLIEST, TimeRules
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
-TRACKED = r"(?:utm_\w+|gclid|gbraid|wbraid|dclid|fbclid|msclkid|mc_cid|mc_eid|_ga|_gl|yclid)"
-TRACKING = rf"([?&])(?:{TRACKED}=[^&#]*&?)+"
 NO_ID = pa.concat_arrays([MISSING, NOTHING])
 SHORT_CODE = r"^[A-Za-z]{2,3}$"  # among such codes, NA is one
 
@@ -40,7 +38,6 @@ Rule = Literal[
     "near_duplicates", "negative_feedback", "unknown_items", "item_texts", "prices",
     "category_paths", "constant_columns",
 ]  # fmt: skip
-OptionalRule = Literal["tracking", "test_users"]
 
 
 def _split(value: Any) -> Any:
@@ -75,17 +72,10 @@ class CleanConfig:
     are 1 and 0."""
     skip: Annotated[tuple[Rule, ...], BeforeValidator(_split)] = ()
     """Rules that are not applied, as a list or separated by commas."""
-    also: Annotated[tuple[OptionalRule, ...], BeforeValidator(_split)] = ()
-    """Rules that are applied besides, in the same form: `tracking` and `test_users`."""
 
-    def applies(self, rule: Rule | OptionalRule) -> bool:
-        """Whether a rule is applied.
-
-        >>> clean = CleanConfig(skip=("prices",), also=("tracking",))
-        >>> [clean.applies(rule) for rule in ("prices", "item_texts", "tracking", "test_users")]
-        [False, True, True, False]
-        """
-        return rule in self.also if rule in get_args(OptionalRule) else rule not in self.skip
+    def applies(self, rule: Rule) -> bool:
+        """Whether a rule is applied."""
+        return rule not in self.skip
 
 
 @dataclass
@@ -150,8 +140,6 @@ class RowCleaner:
             self.report.remove(rule, count, texts, items=items, owners=owners)
             events = events.filter(pc.invert(bad))
 
-        if self.config.applies("tracking"):
-            events = self._without_tracking(events)
         for role in ("user", "item"):
             bad = is_no_id(events[role])
             if role == "item":
@@ -178,14 +166,6 @@ class RowCleaner:
                 bad = pc.or_(early, pc.greater(events["timestamp"], self.times.latest))
                 drop(bad, "rows_with_impossible_times_dropped", "timestamp", True)
         return events.drop_columns("row")
-
-    def _without_tracking(self, events: pa.Table) -> pa.Table:
-        """Events whose items are URLs without the parameters that name a campaign."""
-        column, items = events.column_names.index("item"), events["item"]
-        clean = without_tracking(items)
-        ends = pc.utf8_slice_codeunits(items, -60)
-        self.report.add_rows("tracking_parameters_removed", pc.not_equal(clean, items), ends)
-        return events.set_column(column, "item", clean)
 
     def finish(self, column: str | None) -> None:
         """Check the whole file.
@@ -220,21 +200,6 @@ def is_no_item(items: pa.ChunkedArray, short_codes: bool) -> pa.ChunkedArray:
     if short_codes:
         return missing
     return pc.or_(missing, pc.equal(pc.utf8_lower(pc.fill_null(items, "")), "na"))
-
-
-def without_tracking(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts, of which those that are URLs or paths have no parameters of campaigns.
-
-    >>> without_tracking(pa.chunked_array([["/p?id=1&utm_source=mail&page=2#top"]]))[0]
-    <pyarrow.StringScalar: '/p?id=1&page=2#top'>
-    """
-    urls = pc.match_substring_regex(texts, "^(?:https?:/)?/")
-    if not pc.any(urls).as_py():
-        return texts
-    clean = pc.replace_substring_regex(texts, TRACKING, r"\1")
-    clean = pc.replace_substring_regex(clean, r"[?&](#|$)", r"\1")
-    tracked = pc.match_substring_regex(texts, TRACKING)
-    return pc.if_else(pc.and_(urls, tracked), clean, texts)
 
 
 PLACEHOLDERS = words("placeholders")

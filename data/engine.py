@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from recsys.data import event_table
 from recsys.data.event_table import EventTable, connected
 from recsys.data.histories import Cleaned, Facts, HistoryCleaner
-from recsys.data.ids import note_cases, note_zeros
+from recsys.data.ids import note_alike
 from recsys.data.raw import EVENT_COLUMNS, EventStream, ItemCatalog, RawData, check_items
 from recsys.data.report import Report, sentence
 from recsys.data.returns import is_taken_back
 from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets
-from recsys.data.stats import Tally
+from recsys.data.stats import statistics
 from recsys.dataset import (
     DISLIKED,
     DISLIKED_COLUMNS,
@@ -36,6 +36,7 @@ from recsys.dataset import (
     PIECES_COLUMNS,
     Dataset,
     Events,
+    event_files,
     write_catalog,
     write_events,
 )
@@ -130,8 +131,7 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
         events = EventTable(connection, source.events)
         if source.report is not None:
             for role, ids in (("user", events.users), ("item", events.items)):
-                note_zeros(role, ids, source.report)
-                note_cases(role, ids, source.report)
+                note_alike(role, ids, source.report)
         catalog = source.read_items(pa.table({"item": events.items}))
         check_items(events.items, catalog.items, catalog.codes)
         if rules.min_rating is not None and "rating" not in events.columns:
@@ -241,7 +241,7 @@ class _Writer:
         )
         split, dates = self._split()
         baskets = self._in_baskets()
-        tally, several = Tally(len(ids)), self.events.rows > event_table.PART_ROWS
+        several = self.events.rows > event_table.PART_ROWS
         with track("writing events", self.events.rows) as bar:
             for number, columns in enumerate(self.events.parts()):
                 columns["user"] = user_numbers[columns["user"]]
@@ -256,11 +256,13 @@ class _Writer:
                     baskets=baskets,
                     part=number if several else None,
                 )
-                tally.add(part)
                 bar.advance(len(part.user))
         users = self.events.users.filter(pa.array(left > 0))
         write_catalog(folder, users, self.catalog.items, self.catalog.codes)
-        stats = tally.describe(
+        files = [str(file) for file in event_files(folder)]
+        stats = statistics(
+            self.events.table,
+            f"read_parquet({files})",
             users=len(users),
             items=self.catalog.items,
             codes=self.catalog.codes,

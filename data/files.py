@@ -105,7 +105,7 @@ def parsed(
     try:
         value = parse(text)
         if _HALF.search(text):
-            "".join(_texts(value)).encode()
+            json.dumps(value, ensure_ascii=False, default=list).encode()
     except DataError:
         raise
     except json.JSONDecodeError as error:
@@ -117,18 +117,6 @@ def parsed(
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise DataError(f"{where}: {fault}: {str(error)[:120]}") from error
     return value
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All strings in a value, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for pair in value.items():
-            yield from _texts(pair)
-    elif isinstance(value, (list, tuple, set)):
-        for part in value:
-            yield from _texts(part)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -157,19 +145,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: {error.strerror or error}") from error
     if not size:
         raise DataError(f"{path}: the file is empty")
-
-
-def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read a file with one JSON object per line.
-
-    Yields:
-        The number of the line, from 1, and the object.
-
-    Raises:
-        DataError: as `read_lines`; a line that is not a JSON object.
-    """
-    for line, text in read_lines(path):
-        yield line, check_record(parsed(json.loads, text, path, line), path, line)
 
 
 def check_record(value: Any, path: Path, line: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.behaviours import Types, choose_types, report_types
@@ -31,13 +30,6 @@ from recsys.interactions import Behaviour, Role
 
 NEAR_DUPLICATES_S = 30 * 60  # consecutive events on one item within this time are one step
 BOT_FACTOR = 20  # times the events of the user at the percentile
-# A word of the id, such as `qa-12`, or an address that no customer has.
-TEST_USER = (
-    r"(?i)(^|[^a-z0-9])(test|tester|testuser|testkunde|testaccount|qa|dev|demo|dummy|fake|staging"
-    r"|sandbox|internal|intern|admin|staff|employee|mitarbeiter|prueba|essai|prova)\d*([^a-z0-9]|$)"
-    r"|@example\.(com|org|net)$|@localhost$|\.(test|invalid|example)$"
-)
-MOST_TEST_USERS = 0.1  # of all users; if more ids look so, that is how the shop writes ids
 HIGHEST, LONG_SCALES = 10.0, (20.0, 100.0)  # ends of scales of ratings
 
 Columns = dict[str, NDArray[Any]]
@@ -115,7 +107,7 @@ class HistoryCleaner:
         report: is increased by what is done.
 
     Raises:
-        DataError: every user is a placeholder, a test or a bot; the message has the rules.
+        DataError: every user is a placeholder or a bot; the message has the rules.
     """
 
     def __init__(
@@ -265,7 +257,7 @@ class HistoryCleaner:
 def unwanted_by_rule(
     facts: Facts, config: CleanConfig, report: Report
 ) -> dict[str, NDArray[np.bool_]]:
-    """Rule -> (users,) whether it drops each user: placeholders, tests and bots."""
+    """Rule -> (users,) whether it drops each user: placeholders and bots."""
     events, total = facts.events_of_user, int(facts.events_of_user.sum())
     usual = float(np.quantile(events, PERCENTILE, method="lower")) if len(events) else 0.0
     many = np.flatnonzero(events > min(usual, PLACEHOLDER_SHARE * total))
@@ -277,10 +269,7 @@ def unwanted_by_rule(
             number = name in NUMBERS and events[user] > NUMBER_FACTOR * usual
             number = number and events[user] > PLACEHOLDER_SHARE * total  # 0 may be a person
             unwanted[user] = is_placeholder(name) or number
-        found["events_of_placeholder_users_dropped"] = unwanted
-    tests = _test_users(facts, config, report, ~unwanted)
-    found["events_of_test_users_dropped"] = tests
-    unwanted = unwanted | tests
+    found["events_of_placeholder_users_dropped"] = unwanted
     if config.bots and not unwanted.all():
         usual = float(np.quantile(events[~unwanted], PERCENTILE, method="lower"))
         bots = (events > max(config.bots, BOT_FACTOR * usual)) & ~unwanted
@@ -289,21 +278,6 @@ def unwanted_by_rule(
         count = int(events[users].sum())
         report.remove(rule, count, _examples(users, facts), users=int(users.sum()))
     return found
-
-
-def _test_users(
-    facts: Facts, config: CleanConfig, report: Report, free: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """(users,) the users to drop because their ids look like those of tests or of staff."""
-    is_test = pc.match_substring_regex(facts.user_ids, TEST_USER)
-    is_test = np.asarray(is_test.to_numpy(zero_copy_only=False), bool) & free
-    if is_test.sum() > MOST_TEST_USERS * len(is_test):
-        return np.zeros(len(is_test), bool)
-    drops = config.applies("test_users")
-    if not drops:
-        count = int(facts.events_of_user[is_test].sum())
-        report.add("events_of_test_users", count, _examples(is_test, facts))
-    return is_test & drops
 
 
 def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float | None:

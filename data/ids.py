@@ -95,35 +95,23 @@ def refuse_lost_digits(column: pa.ChunkedArray, name: str, path: Path) -> None:
         raise DataError(sentence("lost_digits", path=path, name=name, shown=shown, digits=digits))
 
 
-def note_zeros(role: str, ids: pa.Array, report: Report) -> None:
-    """Tell of ids that differ in nothing but zeros at their start, which spreadsheets remove.
+def note_alike(role: str, ids: pa.Array, report: Report) -> None:
+    """Tell of ids that differ in zeros at their start, which spreadsheets remove, or in case alone.
 
     Args:
         role: `user` or `item`.
         ids: distinct ids.
-        report: gets the note.
+        report: gets the notes.
     """
     digits = ids.filter(pc.match_substring_regex(ids, r"^\d+$"))
-    bare = pc.utf8_ltrim(digits, "0")
-    both = digits.filter(pc.is_in(bare, value_set=digits.filter(pc.equal(bare, digits))))
-    padded = both.filter(pc.match_substring_regex(both, r"^0+[1-9]"))
-    if len(padded):
-        example = padded[0].as_py()
-        other = example.lstrip("0")
-        report.note(sentence("zeros", count=len(padded), role=role, one=example, other=other))
-
-
-def note_cases(role: str, ids: pa.Array, report: Report) -> None:
-    """Tell of distinct ids, as in `note_zeros`, that differ in nothing but upper and lower case."""
-    lower = pc.utf8_lower(ids)
-    several = pc.value_counts(
-        lower.filter(pc.is_in(lower, value_set=lower.filter(pc.not_equal(lower, ids))))
-    )
-    both = several.filter(pc.greater(several.field("counts"), 1)).field("values")
-    if len(both):
-        one, other, *_ = ids.filter(pc.equal(lower, both[0])).to_pylist()
-        count = pc.sum(pc.is_in(lower, value_set=both)).as_py()
-        report.note(sentence("two_cases", count=count, role=role, one=one, other=other))
+    forms = ("zeros", digits, pc.utf8_ltrim(digits, "0")), ("two_cases", ids, pc.utf8_lower(ids))
+    for note, texts, bare in forms:
+        counts = pc.value_counts(bare)
+        several = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
+        if len(several):
+            one, other, *_ = texts.filter(pc.equal(bare, several[0])).to_pylist()
+            count = pc.sum(pc.is_in(bare, value_set=several)).as_py()
+            report.note(sentence(note, count=count, role=role, one=one, other=other))
 
 
 def refuse_lost_zeros(role: str, ids: pa.Array, known: pa.Array, path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -193,35 +193,6 @@ def read_moments(
         pc.if_else(number, moments[1], other.nanosecond),
         other.is_date,
     )
-
-
-def unix_seconds(
-    column: pa.ChunkedArray,
-    name: str,
-    path: Path,
-    row_number: Callable[[int], int],
-    unit: TimeUnit,
-    counts: Counter[str],
-) -> Moments:
-    """Convert a column in which each value must be a time; without a zone it is in UTC.
-
-    Args:
-        column: as for `read_moments`.
-        name: of the column, for errors.
-        path: of the file, for errors.
-        row_number: position in the column -> number of the row or line in the file, for errors.
-        unit: of numbers; `auto` decides for each by its size.
-        counts: is increased by the number of converted values of each unit.
-
-    Raises:
-        DataError: a value that is not a time, or one too large for the given unit.
-    """
-    moments = read_moments(column, TimeRules(unit, "UTC", None, 0), counts)
-    row = pc.index(pc.is_null(moments.second), True).as_py()
-    if row >= 0:
-        said = {"path": path, "name": name, "unit": unit, "number": row_number(row)}
-        raise DataError(sentence("no_time", shown=column[row].as_py(), **said))
-    return moments
 
 
 class DayOrder(NamedTuple):

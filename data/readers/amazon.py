@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from recsys.data.files import check_record, parsed, read_json_lines, read_lines
+from recsys.data.files import Damage, check_record, parsed, read_lines
 from recsys.data.item_texts import plain
+from recsys.data.opening import open_table
 from recsys.data.raw import (
     EventStream,
     ItemCatalog,
@@ -29,10 +31,10 @@ from recsys.data.raw import (
     items_table,
 )
 from recsys.data.report import sentence
-from recsys.data.time_formats import unix_seconds
+from recsys.data.texts import as_strings
+from recsys.data.time_formats import TimeRules, read_moments
 from recsys.errors import DataError
 
-BATCH = 1 << 16  # reviews at a time
 # Fields by edition: user, item, rating and time.
 REVIEWS = {
     "reviewerID": ("reviewerID", "asin", "overall", "unixReviewTime"),
@@ -81,51 +83,39 @@ def _beside(path: Path) -> Path | None:
 
 
 def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
-    rows: list[tuple[str, str, Any, Any, int]] = []
-    fields = None
-    for line, record in read_json_lines(path):
-        if fields is None:
-            fields = next((REVIEWS[name] for name in REVIEWS if name in record), None)
-        if fields is None:
-            said = {"names": " nor ".join(REVIEWS), "shown": ", ".join(record)[:80]}
-            raise DataError(sentence("no_review", path=path, line=line, **said))
-        user, item, rating, time = map(record.get, fields)
-        item = item or record.get("asin")
-        if not user or not item:
-            counts["rows_without_user_or_item_dropped"] += 1
-            continue
-        if not _is_number(time):
-            raise DataError(f"{path}:{line}: {fields[3]!r} is {str(time)[:40]!r}, not a time")
-        if rating is not None and type(rating) is not float:  # a float may be NaN
-            if not _is_number(rating):
-                shown = str(rating)[:40]
-                raise DataError(f"{path}:{line}: {fields[2]!r} is {shown!r}, not a number")
-            rating = float(rating)
-        rows.append((str(user), str(item), int(time), rating, line))
-        if len(rows) == BATCH:
-            yield _table(rows, path, fields[3], config, counts)
-            rows = []
-    if rows and fields is not None:
-        yield _table(rows, path, fields[3], config, counts)
-
-
-def _table(
-    rows: list[tuple[str, str, Any, Any, int]],
-    path: Path,
-    time_field: str,
-    config: ReaderConfig,
-    counts: Counter[str],
-) -> pa.Table:
-    user, item, time, rating, lines = zip(*rows, strict=True)
-    times = pa.chunked_array([pa.array(time, pa.int64())])
-    moments = unix_seconds(times, time_field, path, lines.__getitem__, config.time_unit, counts)
-    return events_table(
-        user,
-        item,
-        timestamp=moments.second,
-        nanosecond=moments.nanosecond,
-        rating=rating,
-    )
+    file, damage, rows = open_table(path), Damage(), 0
+    fields = next((REVIEWS[name] for name in REVIEWS if name in file.names), None)
+    if fields is None:
+        said = {"names": " nor ".join(REVIEWS), "shown": ", ".join(file.names)[:80]}
+        raise DataError(sentence("no_review", path=path, **said))
+    rules = TimeRules(config.time_unit, "UTC", None, config.now)
+    for batch in file.batches({*fields, "asin"}, damage):
+        texts = {name: as_strings(batch[name], name, path) for name in batch.column_names}
+        nothing = pa.chunked_array([pa.nulls(batch.num_rows, pa.string())])
+        user, item, rating, time = (texts.get(name, nothing) for name in fields)
+        item = pc.coalesce(item, texts.get("asin", nothing))
+        moments = read_moments(batch[fields[3]], rules, counts)
+        number = pc.match_substring_regex(rating, r"^-?\d{1,18}(\.\d*)?$")
+        for kind, name, read, values in (
+            ("no_time", fields[3], pc.is_valid(moments.second), time),
+            ("no_number", fields[2], pc.fill_null(number, True), rating),
+        ):
+            row = pc.index(read, False).as_py()
+            if row >= 0:
+                said = {"name": name, "unit": config.time_unit, "shown": values[row].as_py()}
+                raise DataError(sentence(kind, path=path, number=rows + row + 1, **said))
+        rows += batch.num_rows
+        known = pc.and_(*(pc.fill_null(pc.not_equal(ids, ""), False) for ids in (user, item)))
+        counts["rows_without_user_or_item_dropped"] += len(known) - pc.sum(known).as_py()
+        made = events_table(
+            user,
+            item,
+            timestamp=moments.second,
+            nanosecond=moments.nanosecond,
+            rating=pc.cast(rating, pa.float32()),
+        )
+        yield made.filter(known)
+    damage.check(path, 0)
 
 
 def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -124,28 +124,23 @@ class TestAmazon(ReaderSuite):
     )
     events = (("u", "a"), ("v", "b"))
     malformed = (
-        ("X_5.json", '{"a": 1}\n', r"X_5\.json:1: not a review of a known edition"),
-        ("X_5.json", "[1]\n", r"X_5\.json:1: expected a record"),
-        ("X_5.json", review("u", "a", 1) + "{", r"X_5\.json:2: not valid JSON"),
-        (
-            "X_5.json",
-            review("u", "a", 1).encode() + b"\xff\n",
-            r"X_5\.json:2: byte 0xff is not UTF-8",
-        ),
+        ("X_5.json", '{"a": 1}\n', r"X_5\.json: not a review of a known edition"),
+        ("X_5.json", "[1]\n", "no line is a JSON object|one JSON list"),
+        ("X_5.json", review("u", "a", 1) + "{", "1 of 2 rows are damaged.*line 2"),
+        ("X_5.json", review("u", "a", 1).encode() + b"\xff\n", "JSON lines must be in UTF-8"),
         *(
             ("X_5.json", review("u", "a", 9) + review("v", "b", 9, **change), says)
             for change, says in (
-                ({"unixReviewTime": "soon"}, "'soon', not a time"),
-                ({"unixReviewTime": 10**400}, r"X_5\.json:2: 'unixReviewTime' is '1000.*', not a"),
-                ({"unixReviewTime": 2**63}, "'9223372036854775808', not a time"),
-                ({"unixReviewTime": float("nan")}, "'unixReviewTime' is 'nan', not a time"),
-                ({"unixReviewTime": True}, "'unixReviewTime' is 'True', not a time"),
-                ({"overall": "good"}, "'good', not a number"),
-                ({"overall": 10**400}, r"X_5\.json:2: 'overall' is '1000.*', not a number"),
-                ({"overall": "5"}, "'overall' is '5', not a number"),
-                ({"asin": "\ud800"}, r"X_5\.json:2: a string contains \\ud800, half of a"),
-                ({"reviewText": "\udfff"}, r"X_5\.json:2: a string contains \\udfff"),
-                ({"more": [{"\ud800": 1}]}, r"X_5\.json:2: a string contains \\ud800"),
+                ({"unixReviewTime": "soon"}, "'soon' in data row 2, which is no time"),
+                ({"unixReviewTime": 10**400}, "'unixReviewTime' has '1000.* in data row 2"),
+                ({"unixReviewTime": 2**63}, "'9223372036854775808' in data row 2, which is no ti"),
+                ({"unixReviewTime": float("nan")}, "'NaN' in data row 2, which is no time"),
+                ({"unixReviewTime": True}, "'true' in data row 2, which is no time"),
+                ({"overall": "good"}, "'good' in data row 2, which is no number"),
+                ({"overall": 10**400}, "'overall' has '.*' in data row 2, which is no number"),
+                ({"asin": "\ud800"}, "1 of 2 rows are damaged.*line 2"),
+                ({"reviewText": "\udfff"}, "1 of 2 rows are damaged.*line 2"),
+                ({"more": [{"\ud800": 1}]}, "1 of 2 rows are damaged.*line 2"),
                 ({"reviewerID": "u\0"}, r"events: user 'u\\x00' ends with the character NUL"),
             )
         ),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 import pyarrow as pa
@@ -199,42 +196,6 @@ def test_dates_in_parquet_are_read_from_every_type_of_text(raw: Path, kind, date
     assert sorted(set(found.timestamp.tolist())) == [first + DAY * n for n in range(8)]
 
 
-def without_campaign(url: str) -> str:
-    """The URL as the standard library splits it, without parameters of campaigns."""
-    parts = urlsplit(url)
-    kept = [p for p in parts.query.split("&") if not re.match("(utm_[a-z]+|gclid|fbclid)=", p)]
-    return urlunsplit(parts._replace(query="&".join(kept)))
-
-
-def test_urls_of_one_page_are_one_item(raw: Path) -> None:
-    campaigns = [
-        "",
-        "?utm_source=a&utm_medium=b",
-        "?gclid=Ab_1",
-        "?v=2&fbclid=x#top",
-        "?gclid=&v=1",
-    ]
-    rows = []
-    for user in range(60):
-        for n in range(6):
-            page = f"https://shop.example/p/{(user + n) % 12}{campaigns[(user * 7 + n) % 5]}"
-            event = {"page": {"url": page}, "visitor": {"session_id": f"v{user}"}}
-            rows.append(event | {"ts": 1000 * (T + 9000 * n + user)})
-    write(raw / "log.jsonl", [json.dumps(row) for row in rows])
-    expected = {without_campaign(row["page"]["url"]) for row in rows}  # type: ignore[index]
-    for tracking in (True, False):
-        config = DataConfig(
-            source="table",
-            path=str(raw / "log.jsonl"),
-            columns={"item": "page.url"},
-            clean=CleanConfig(also=("tracking",) if tracking else ()),
-        )
-        made = build(config)
-        found = set(made.dataset.item_ids.tolist())
-        assert (found == expected) == tracking
-        assert (made.decisions.get("tracking_parameters_removed", 0) > 0) == tracking
-
-
 def test_sessions_with_times_are_split_by_time(raw: Path) -> None:
     rows = [
         f"s{n:03},{T + n * DAY // 4 + 60 * event},i{(n + event) % 9}"
@@ -264,22 +225,6 @@ def test_a_session_stands_for_an_unknown_user(raw: Path) -> None:
     assert made.decisions["rows_without_user_or_item_dropped"] == 1
     without = DataConfig(source="table", path="e.csv", columns={"session": "none"})
     assert build(without).decisions["rows_without_user_or_item_dropped"] == 3
-
-
-def test_test_users_are_named_and_dropped_on_demand(raw: Path) -> None:
-    ids = ["qa-7", "TEST2", "ann@example.com", "contest", "qatar"]
-    rows = [f"{user},s{n},{T + n * DAY},view" for user in ids for n in range(2)]
-    write(raw / "e.csv", ["customer_id,sku,ts,event", *clean_events(), *rows])
-    made = build(DataConfig(source="table", path="e.csv"))
-    assert set(ids) <= set(made.dataset.interactions.user_ids.tolist())
-    assert made.report is not None
-    (finding,) = (f for f in made.report.findings() if f["rule"] == "events_of_test_users")
-    assert (finding["count"], finding["done"]) == (6, "kept")
-    assert [text.split(":")[0] for text in finding["examples"]] == ids[:3]
-    assert "data.clean.also=test_users" in finding["otherwise"]
-    config = DataConfig(source="table", path="e.csv", clean=CleanConfig(also=("test_users",)))
-    kept = set(build(config).dataset.interactions.user_ids.tolist())
-    assert kept & set(ids) == {"contest", "qatar"}
 
 
 def test_numbers_of_types_need_a_setting(raw: Path) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 
-from recsys.data.time_formats import unix_seconds
-from recsys.errors import DataError
+from recsys.data.time_formats import TimeRules, read_moments
 
 
 def seconds(*values: str) -> list[int]:
     column = pa.chunked_array([list(values)])
-    found = unix_seconds(column, "at", Path("f"), range(10).__getitem__, "auto", Counter())
-    return found.second.to_pylist()
+    return read_moments(column, TimeRules("auto", "UTC", None, 0)).second.to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -24,12 +19,11 @@ def seconds(*values: str) -> list[int]:
 )
 def test_decimals_of_small_units_are_kept(text, nanosecond):
     column = pa.chunked_array([[text]])
-    found = unix_seconds(column, "at", Path("f"), range(10).__getitem__, "auto", Counter())
+    found = read_moments(column, TimeRules("auto", "UTC", None, 0))
     assert found.second.to_pylist() == [1_700_000_000]
     assert found.nanosecond.to_pylist() == [nanosecond]
 
 
 @pytest.mark.parametrize("bad", ["", "yesterday", "2024-13-01", "now"])
-def test_a_text_that_is_no_time_is_refused(bad):
-    with pytest.raises(DataError, match="use unix seconds or ISO dates throughout"):
-        seconds("2024-05-01", bad)
+def test_a_text_that_is_no_time_is_null(bad):
+    assert seconds("2024-05-01", bad) == [1_714_521_600, None]
