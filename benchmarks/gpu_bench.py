@@ -111,18 +111,18 @@ class Bench:
         plans = [Plan()]
         if {DRAFT, DRAFT_GRAPH} & set(ways):
             plans.append(Plan(Mode.DRAFT, self.sizes.nodes))
-        self.engine.capture(self.most, self.work.longest, self.sizes.beams, plans)
-        return self.engine.graphs
+        self.engine.captures.capture_passes(self.most, self.work.longest, self.sizes.beams, plans)
+        return self.engine.captures.passes
 
     def _decodes(self) -> Sequence[Any]:
         """Whole beam searches."""
-        self.engine.capture_decodes(self.most, self.work.longest, self.sizes.beams)
-        return [self.engine.decodes[Plan()]]
+        self.engine.captures.capture_decodes(self.most, self.work.longest, self.sizes.beams)
+        return [self.engine.captures.decodes[Plan()]]
 
     def _drafts(self) -> Sequence[Any]:
         """The speculative decodes of the cases."""
         self.drafts = DraftGraphs(
-            *self.engine.graphs, self.perfect, self.engine.trie,
+            *self.engine.captures.passes, self.perfect, self.engine.trie,
             prompt=self.work.longest, num_beams=self.sizes.beams,
         )  # fmt: skip
         longest = list_sizes(self.work.longest)[-1]
@@ -132,7 +132,7 @@ class Bench:
 
     def fallbacks(self) -> int:
         """Passes, and whole decodes, so far for which there was no graph."""
-        graphs = [*self.engine.graphs, *self.engine.decodes.values(), self.drafts]
+        graphs = [*self.engine.captures.passes, *self.engine.captures.decodes.values(), self.drafts]
         return sum(sum(g.statistics().fallbacks.values()) for g in graphs if g is not None)
 
     def _free_bytes(self) -> int:

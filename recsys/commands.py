@@ -474,10 +474,8 @@ def doctor(as_json: Json = False) -> None:
 
     from recsys.artifacts import Workspace
     from recsys.native.library import describe
-    from recsys.raw_files import raw_folders
 
     home = Workspace.of("x").home
-    datasets = next((folder for folder in raw_folders() if folder.is_dir()), None)
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "recsys": __version__,
@@ -489,7 +487,6 @@ def doctor(as_json: Json = False) -> None:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "artifacts": str(home.resolve()),
         "bundles": sorted(p.name for p in (home / "bundles").glob("[!.]*")),
-        "real data": None if datasets is None else str(datasets),
     }
     if as_json:
         typer.echo(json.dumps(facts))
@@ -501,5 +498,3 @@ def doctor(as_json: Json = False) -> None:
             "\nNo bundle yet: run `recsys run events.csv --items products.csv` with your files, or "
             "`recsys quickstart` with a synthetic shop."
         )
-    if facts["real data"] is None:
-        typer.echo("\nNo real data found: set RECSYS_DATASETS to the folder that holds it.")

@@ -101,7 +101,7 @@ def _seconds_to_answer(target: Path, encoder: PromptEncoder, dtype: str, device:
     engine = Engine(load_for(target, dtype, device), trie)
     try:
         if engine.target.device.type != "cpu":
-            engine.capture(1, encoder.max_tokens, MIN_BEAMS, [Plan()])
+            engine.captures.capture_passes(1, encoder.max_tokens, MIN_BEAMS, [Plan()])
         return typical_seconds(lambda: engine.decode(prompts, MIN_BEAMS, mode=Mode.BEAM))
     finally:
         engine.close()

@@ -49,6 +49,6 @@ def _capture_decodes(recommender: Recommender) -> None:
         proposed = batch.proposals(retrieval, most).items.shape[1]
         size = proposed + most, reranker.nodes  # those that items added later propose, too
     sizes = recommender.max_batch, recommender.epoch.encoder.max_tokens, MIN_BEAMS
-    engine.capture(*sizes, plans, spare=size[1])
+    engine.captures.capture_passes(*sizes, plans, spare=size[1])
     whole = [plan for plan in plans if plan.mode != Mode.EXHAUSTIVE]
-    engine.capture_decodes(*sizes, [size], whole)
+    engine.captures.capture_decodes(*sizes, [size], whole)

@@ -40,7 +40,7 @@ class Metrics:
     Attributes:
         registry: of Prometheus.
         queue_depth: returns the number of waiting requests.
-        captured: returns the `recsys.decoding.engine.EngineStatistics` of the loaded models, by
+        captured: returns the `recsys.decoding.captures.EngineStatistics` of the loaded models, by
             name.
         filter_stats: returns the `recsys.constraint.filters.FilterStats` of the model that
             answers, or None.

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import NamedTuple, Self
 
 from recsys.constraint.filter_cache import FilterStats
-from recsys.decoding.engine import EngineStatistics
+from recsys.decoding.captures import EngineStatistics
 from recsys.recommender import Recommender
 from recsys.retrieval import Retrieval
 from recsys.serving.batcher import MUCH, Batcher
@@ -186,7 +186,7 @@ class Models:
     def captured(self) -> dict[str, EngineStatistics]:
         """What the models on a GPU have captured, by name."""
         return {
-            model.name: model.recommender.engine.statistics()
+            model.name: model.recommender.engine.captures.statistics()
             for model in self.loaded
             if model.recommender.device.type != "cpu"
         }

@@ -127,7 +127,7 @@ class DecodeWorker:
 
         recommender = or_on_cpu(self._settings.device, f"answers of {bundle}", load)
         if recommender.device.type != "cpu":
-            statistics = recommender.engine.statistics()
+            statistics = recommender.engine.captures.statistics()
             fields = {
                 "bundle": bundle.name,
                 "passes": statistics.passes,

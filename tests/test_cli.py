@@ -169,19 +169,13 @@ def test_a_full_disk_is_one_line_and_no_traceback(invoke, monkeypatch, error, me
 
 def test_doctor_speaks_json(invoke, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RECSYS_DATASETS", str(tmp_path / "nowhere"))
     status, out, _ = invoke("doctor", "--json")
     facts = json.loads(out)
     assert status == 0
     assert facts["recsys"] == __version__
     assert facts["threads"] >= 1
     assert facts["bundles"] == []
-    assert facts["real data"] is None
     assert facts["artifacts"] == str(tmp_path / "var")
-    monkeypatch.delenv("RECSYS_DATASETS")
-    assert json.loads(invoke("doctor", "--json")[1])["real data"] is None
-    (tmp_path / "var" / "raw").mkdir(parents=True)
-    assert json.loads(invoke("doctor", "--json")[1])["real data"] == str(tmp_path / "var" / "raw")
 
 
 def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):

@@ -35,7 +35,7 @@ from recsys.decoding.captured_inputs import (
 )
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
-from recsys.decoding.tree import FixedTree, find_long_prompts, require_finite
+from recsys.decoding.tree import FixedTree, require_finite
 from recsys.models.cache import Finite, SlotCache, whole_blocks
 from recsys.models.graphs import PassGraphs, Run
 from recsys.models.prefix_store import PrefixStore
@@ -56,10 +56,9 @@ class DecodeGraphStatistics:
         fallbacks: decodes that did not, by reason: `catalog`, the present one has no room in the
             captured tensors (`FixedTrie`); `beams`, another
             K; `kind`, samples, boosts, or sums over the allowed tokens; `prompt`, too long;
-            `excluded` and `masks`, too many; `padding`, long prompts run in a pass of their own,
-            or the draft model has stored far less of them than the target; `shape`, no captured one
-            fits; `busy`, another decode has the storage or changed the prefix store meanwhile;
-            `replaced`, the model got other ones since the capture.
+            `excluded` and `masks`, too many; `shape`, no captured one fits; `busy`, another
+            decode has the storage or changed the prefix store meanwhile; `replaced`, the model got
+            other ones since the capture.
     """
 
     graphs: int
@@ -282,16 +281,11 @@ class DecodeGraphs:
             for passes, store in self._parts
         ]
         begun: NDArray[np.int64] = np.min(known, axis=0)
-        most = self._model.most_padding
-        if most is not None and int((known[0] - begun).sum()) > most:
-            raise NoGraphError("padding")
         return begun
 
     def _find(self, search: Search, begun: NDArray[np.int64]) -> DecodeShape:
         """The shape to decode in, if (B,) `begun` tokens of the prompts are stored."""
-        new, rows, most = search.prompts.host_lengths - begun, search.rows, self._model.most_padding
-        if most is not None and find_long_prompts(new).saved > most:
-            raise NoGraphError("padding")
+        new, rows = search.prompts.host_lengths - begun, search.rows
         shape = DecodeShape(len(search), int(new.max()), bool(begun.any()))
         if rows is not None:
             shape = replace(shape, candidates=max(1, rows.known.shape[1]), nodes=rows.width)

@@ -152,6 +152,26 @@ class Beams:
             candidate_scores=None if scored is None else scored[positions],
         )
 
+    @classmethod
+    def joined(cls, first: Beams, second: Beams) -> Beams:
+        """The answers of two batches of one kind, one behind the other."""
+        parts = first, second
+        scored = [part.candidate_scores for part in parts if part.candidate_scores is not None]
+        width = max((scores.shape[1] for scores in scored), default=0)
+        pad = torch.nn.functional.pad
+        wide = [pad(scores, (0, width - scores.shape[1]), value=-torch.inf) for scores in scored]
+        is_global = [part.is_global for part in parts if part.is_global is not None]
+        return replace(
+            first,
+            tokens=torch.cat([part.tokens for part in parts]),
+            scores=torch.cat([part.scores for part in parts]),
+            rows=torch.cat([part.rows for part in parts]),
+            stats=[*first.stats, *second.stats],
+            is_global=torch.cat(is_global) if is_global else None,
+            traces=[*first.traces, *second.traces],
+            candidate_scores=torch.cat(wide) if wide else None,
+        )
+
     @property
     def certificates(self) -> list[Certificate]:
         """How good each answer is.

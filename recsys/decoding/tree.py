@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -131,32 +131,6 @@ def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) 
         raise NonFiniteError(failed if requests is None else [int(requests[i]) for i in failed])
 
 
-class LongPrompts(NamedTuple):
-    """Leading requests of a batch that have more new tokens than the others.
-
-    Attributes:
-        requests: how many there are.
-        tokens: most new tokens of another request.
-        saved: tokens of padding that a pass over them alone would save.
-    """
-
-    requests: int
-    tokens: int
-    saved: int
-
-
-def find_long_prompts(new: NDArray[np.int64]) -> LongPrompts:
-    """The leading requests to begin in a pass of their own, given (B,) new tokens, B >= 1.
-
-    >>> find_long_prompts(np.array([200, 8, 4, 8]))
-    LongPrompts(requests=1, tokens=8, saved=576)
-    """
-    most = np.maximum.accumulate(new[::-1])[::-1]  # of a request and those behind it
-    saved = np.arange(len(new), 0, -1) * (new.max() - most)
-    requests = int(saved.argmax())
-    return LongPrompts(requests, int(most[requests]), int(saved[requests]))
-
-
 def prompt_places(
     lengths: NDArray[np.int64], begun: NDArray[np.int64], size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -216,7 +190,6 @@ class TokenTree:
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
         self._run, self._unused, self._padded = 0, 0, 0.0
-        self._begun = self.cached  # prompt tokens with keys and values in the cache
         self._totals = [torch.zeros((batch, 0), device=device)]
         self._stored: Finite | None = None
         self._noted: Finite | None = None
@@ -231,7 +204,7 @@ class TokenTree:
             if store is not None:
                 tokens, lengths = self.prompts.host_tokens, self.prompts.host_lengths
                 with store.lookup(self.model.version, tokens, lengths) as hit:
-                    self.cached = self._begun = hit.cached
+                    self.cached = hit.cached
                     self._places = self._prompt_places()
                     store.load(hit, self.cache.buffer, self.prompts.upload)
             else:
@@ -328,8 +301,6 @@ class TokenTree:
         Returns:
             (B, W, V) logits of the new nodes; with the prompt, its last token's come first.
         """
-        if not self.passes:
-            self._begin_long_prompts()
         first, last = self._run, self.nodes
         self._run, self.passes = last, self.passes + 1
         view = self.cache.prompt + whole_blocks(last)
@@ -340,7 +311,7 @@ class TokenTree:
         places = rows = None
         useful = tokens.numel()
         if self.passes == 1:
-            useful += int((self.prompts.host_lengths - self._begun).sum())
+            useful += int((self.prompts.host_lengths - self.cached).sum())
             places, rows = self._places
             tokens = torch.cat([self.prompts.tokens.gather(1, places), tokens], dim=1)
             positions = torch.cat([places, positions], dim=1)
@@ -410,43 +381,9 @@ class TokenTree:
 
     def _prompt_places(self) -> tuple[torch.Tensor, torch.Tensor]:
         """`prompt_places` on their way to the device."""
-        lengths, begun, add = self.prompts.host_lengths, self._begun, self.prompts.upload.add
+        lengths, begun, add = self.prompts.host_lengths, self.cached, self.prompts.upload.add
         places, last = prompt_places(lengths, begun, int((lengths - begun).max()))
         return add(places), add(last)
-
-    def _begin_long_prompts(self) -> None:
-        """Run the first tokens of leading requests with many new ones, if all others have few.
-
-        Otherwise the first pass would run as many tokens of every request as of the longest one.
-        """
-        if (most := self.model.most_padding) is None:
-            return
-        long_prompts = find_long_prompts(self.prompts.host_lengths - self._begun)
-        if long_prompts.saved <= most:
-            return
-        lengths, begun = (
-            a[: long_prompts.requests] for a in (self.prompts.host_lengths, self._begun)
-        )
-        end = np.maximum(lengths - long_prompts.tokens, begun + 1)
-        positions = np.minimum(begun[:, None] + np.arange((end - begun).max()), end[:, None] - 1)
-        on_device = self.prompts.upload.add(positions)
-        self._begun = np.concatenate([end, self._begun[long_prompts.requests :]])
-        self._places = self._prompt_places()
-        self.prompts.upload.send()
-        view, model = self.cache.prompt, self.model
-        before = self.cache.tokens
-        with self.cache.narrowed(long_prompts.requests):
-            model.forward(
-                self.prompts.tokens[: long_prompts.requests].gather(1, on_device),
-                on_device,
-                lambda window: prompt_mask(on_device, view, window=window, dtype=model.dtype),
-                self.cache,
-                write=on_device,
-                view=view,
-                rows=torch.zeros_like(on_device[:, :1]),
-            )
-        useful = int((end - begun).sum())
-        self._padded += (self.cache.tokens - before - useful) / len(self._begun)
 
     def move(self, nodes: int) -> None:
         """Continue in a larger cache, with room for `nodes` nodes; slots keep their places."""
@@ -471,8 +408,7 @@ class TokenTree:
 class FixedTree(TokenTree):
     """A tree over a cache and prompt tokens that the caller provides, so that it can be captured.
 
-    It borrows and stores nothing, and it does not divide the first pass. What the host knows of the
-    prompts is not used.
+    It borrows and stores nothing. What the host knows of the prompts is not used.
     """
 
     def __init__(
@@ -514,6 +450,3 @@ class FixedTree(TokenTree):
 
     def _store(self) -> None:
         """Leave that to the caller."""
-
-    def _begin_long_prompts(self) -> None:
-        """Run all prompt tokens in the first pass."""

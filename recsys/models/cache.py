@@ -167,16 +167,6 @@ class SlotCache:
         in_view = cached[:, :, :view].transpose(2, 3)
         return in_view[0], in_view[1]
 
-    @contextmanager
-    def narrowed(self, requests: int) -> Iterator[None]:
-        """Run passes over the first requests of the batch only."""
-        whole = self.buffer
-        self.buffer = whole[:, :, :requests]
-        try:
-            yield
-        finally:
-            self.buffer = whole
-
     def keep(self, requests: torch.Tensor) -> None:
         """Keep the requests at (b,) ascending places of the batch, moved to the front in place."""
         if len(requests) == self.buffer.shape[2]:

@@ -139,15 +139,11 @@ class Hit:
         ]
         return _places(positions, self.store.block, slots)
 
-    def release(self) -> None:
-        """Let the blocks go; they may then be evicted. A second call does nothing."""
-        self.store.release(self)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.release()
+        self.store.release(self)
 
 
 class PrefixStore:
@@ -260,7 +256,7 @@ class PrefixStore:
         return hit
 
     def release(self, hit: Hit) -> None:
-        """Let the blocks of a hit go, as `Hit.release`."""
+        """Let the blocks of a hit go; they may then be evicted. A second call does nothing."""
         with self._lock:
             if not hit.released:
                 hit.released = True

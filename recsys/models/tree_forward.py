@@ -107,8 +107,8 @@ class TreeModel:
         find_graph: finds captured passes; None without any (`recsys.models.graphs`).
         native: the native forward (`recsys.native`); None where torch runs the model. It has the
             weights of now: make a new `TreeModel` when they have changed.
-        most_padding: most padded prompt tokens of a first pass; with more of them, the longest
-            prompts of the batch begin in a pass of their own. None on a CPU, for no limit.
+        most_padding: tokens of padding that take as long as another pass; None on a CPU, where
+            every token costs.
     """
 
     find_graph: FindPass | None = None

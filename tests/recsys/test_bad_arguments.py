@@ -106,9 +106,18 @@ def test_errors_of_a_search_name_the_argument(search, options, message):
             lambda: complete(MODEL, plain(seeds=[1]), [[1, 2]], TRIE),
             "only an exact search can be completed",
         ),
-        (lambda: Engine(MODEL, TRIE).capture(0, 4, 2), "batch must be at least 1, got 0"),
-        (lambda: Engine(MODEL, TRIE).capture_decodes(1.5, 4, 2), "batch must be a whole number"),
-        (lambda: Engine(MODEL, TRIE).capture_decodes(1, 4, 0), "num_beams must be at least 1"),
+        (
+            lambda: Engine(MODEL, TRIE).captures.capture_passes(0, 4, 2, []),
+            "batch must be at least 1, got 0",
+        ),
+        (
+            lambda: Engine(MODEL, TRIE).captures.capture_decodes(1.5, 4, 2),
+            "batch must be a whole number",
+        ),
+        (
+            lambda: Engine(MODEL, TRIE).captures.capture_decodes(1, 4, 0),
+            "num_beams must be at least 1",
+        ),
         (lambda: Engine(MODEL.model, TRIE), "LlamaModel has no LM head; load the model with"),
         (lambda: RecommendRequest([], k=2.5), "k must be a whole number, got 2.5"),
         (lambda: RecommendRequest([], k=0), "k must be at least 1, got 0"),

@@ -64,7 +64,9 @@ class TestDecodes(CapturedSuite):
     @classmethod
     def engine(cls, weights):
         each = Engine(weights, TRIE, prefix_bytes=1 << 22, prompt_slots=LONGEST, graphs=True)
-        each.capture_decodes(cls.most, LONGEST, K, candidates=[(0, 0), (CANDIDATES, NODES)])
+        each.captures.capture_decodes(
+            cls.most, LONGEST, K, candidates=[(0, 0), (CANDIDATES, NODES)]
+        )
         return each
 
 
@@ -172,24 +174,26 @@ def test_what_has_no_room_falls_back_until_it_has():
     """Another catalog costs no capture; a larger storage does."""
     rng = np.random.default_rng(9)
     each = Engine(tiny_model("llama", layers=1, hidden=16), TRIE, graphs=True)
-    each.capture(1, 8, K, [Plan()])
-    each.capture_decodes(1, 8, K)
+    each.captures.capture_passes(1, 8, K, [Plan()])
+    each.captures.capture_decodes(1, 8, K)
     small, large = (ItemTrie.build(random_catalog(rng, n, 4)) for n in (30, 900))
     for trie, replays in ((TRIE, 1), (small, 2), (large, 2), (TRIE, 3)):
         each.use(trie)
         found = each.decode([[1, 2]], K, mode="beam").beams
         assert torch.equal(found.rows, beam_search(each.target, [[1, 2]], trie, K).rows)
-        assert each.statistics().replays == replays
-    told = each.statistics()
+        assert each.captures.statistics().replays == replays
+    told = each.captures.statistics()
     assert told.fallbacks == {"catalog": 1}
     assert told.decodes == 1
     assert told.seconds > 0
     assert told.device_bytes is None
-    each.capture(2, 8, K, [Plan()])  # needs a larger storage, in which passes are captured again
-    assert not each.decodes
-    assert each.statistics().passes > told.passes
+    each.captures.capture_passes(
+        2, 8, K, [Plan()]
+    )  # needs a larger storage, in which passes are captured again
+    assert not each.captures.decodes
+    assert each.captures.statistics().passes > told.passes
     each.decode([[1, 2]], K, mode="beam")
-    assert each.statistics().eager_passes == {}
+    assert each.captures.statistics().eager_passes == {}
 
 
 def test_a_mask_that_cannot_be_copied_takes_no_place(monkeypatch):

@@ -121,25 +121,25 @@ class TestDrafts(CapturedSuite):
             weights, TRIE, draft=draft_of(weights, "near"), draft_nodes=NODES,
             prefix_bytes=1 << 22, prompt_slots=LONGEST, graphs=True,
         )  # fmt: skip
-        each.capture_decodes(
+        each.captures.capture_decodes(
             cls.most, LONGEST, K, plans=[Plan(), DRAFTED], candidates=[(0, 0), (CANDIDATES, EXTRA)]
         )
-        each.capture(cls.most, LONGEST, K, [DRAFTED])
+        each.captures.capture_passes(cls.most, LONGEST, K, [DRAFTED])
         return each
 
     def test_what_is_traced_is_decoded_as_before(self, captured_engine):
-        before = captured_engine.decodes[DRAFTED].statistics()
+        before = captured_engine.captures.decodes[DRAFTED].statistics()
         found = captured_engine.decode([[1, 2, 3]], K, mode="draft", traced=True).beams
         assert found.traces
         same(found, beam_search(captured_engine.target._model, [[1, 2, 3]], TRIE, K))
-        assert captured_engine.decodes[DRAFTED].statistics().replays == before.replays
+        assert captured_engine.captures.decodes[DRAFTED].statistics().replays == before.replays
 
     def test_plans_that_cannot_be_captured_are_refused(self, captured_engine):
         with pytest.raises(ValueError, match="exhaustive cannot be captured"):
-            captured_engine.capture_decodes(1, 8, K, plans=[Plan(Mode.EXHAUSTIVE)])
+            captured_engine.captures.capture_decodes(1, 8, K, plans=[Plan(Mode.EXHAUSTIVE)])
         alone = Engine(tiny_model("llama", layers=1), TRIE, graphs=True)
         with pytest.raises(ValueError, match="draft-30 cannot be captured"):
-            alone.capture_decodes(1, 8, K, plans=[DRAFTED])
+            alone.captures.capture_decodes(1, 8, K, plans=[DRAFTED])
 
     @pytest.mark.parametrize("kept", [(True, False), (False, True), (True, True)])
     def test_both_models_begin_behind_what_both_have_stored(self, kept, recorded):
@@ -160,20 +160,6 @@ class TestDrafts(CapturedSuite):
                 found = decodes.run(Search.of(request, model, TRIE), K)
                 same(found, beam_search(weights, request, TRIE, K))
                 assert {s.cached_tokens for s in found.stats} == {cached if all(kept) else 0}
-
-    def test_a_store_that_is_cold_for_the_draft_alone_costs_limited_padding(self, recorded):
-        weights = weights_of()
-        (model, drafting), _, decodes = captured(weights, weights, recorded, kept=(True, True))
-        prompts = [np.arange(1, 21) + i for i in range(2)]
-        beam_search(model, prompts, TRIE, K)
-        model.most_padding = 31  # 16 tokens of each prompt are stored for the target alone
-        assert decodes.run(Search.of(prompts, model, TRIE), K) is None
-        assert decodes.statistics().fallbacks == {"padding": 1}
-        model.most_padding = 32
-        expected = beam_search(weights, prompts, TRIE, K)
-        same(decodes.run(Search.of(prompts, model, TRIE), K), expected)
-        known = drafting.prefixes.known("", np.array(prompts), [20, 20])
-        assert known.tolist() == [16, 16]
 
     def test_what_cannot_be_captured_is_refused(self, recorded):
         weights = weights_of()
@@ -257,4 +243,4 @@ def test_an_engine_captures_every_pass_of_a_draft_that_reads_states():
         found = engine.decode([[5, 6], [7]], K, mode=mode).beams
         same(found, beam_search(weights, [[5, 6], [7]], TRIE, K))
     assert Plan(Mode.DRAFT, 56) in engine.planner.plans
-    assert not engine.statistics().eager_passes
+    assert not engine.captures.statistics().eager_passes

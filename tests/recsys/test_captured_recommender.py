@@ -128,23 +128,23 @@ def test_answers_are_those_without_graphs(mode, blended):
             items = [item for item in items if item not in gone]
             for one in each:
                 one.remove(gone)
-    told = each[1].engine.statistics()
+    told = each[1].engine.captures.statistics()
     assert told.replays > 12
     assert set(told.fallbacks) <= {"beams", "kind", "shape"}
     assert {"beams", "kind"} <= set(told.fallbacks)
-    assert each[0].engine.statistics().decodes == 0
+    assert each[0].engine.captures.statistics().decodes == 0
 
 
 def test_what_is_captured_follows_the_mode():
     planned = make("planned", "decodes")
-    assert {p.mode for p in planned.engine.decodes} == {Mode.BEAM, Mode.DRAFT}
-    assert len(planned.engine.decodes) == len(planned.engine.plans) - 1  # not exhaustive
-    told = planned.engine.statistics()
+    assert {p.mode for p in planned.engine.captures.decodes} == {Mode.BEAM, Mode.DRAFT}
+    assert len(planned.engine.captures.decodes) == len(planned.engine.plans) - 1  # not exhaustive
+    told = planned.engine.captures.statistics()
     assert told.replays > 0  # the planner measured them
     assert set(told.eager_passes) <= {"cache"}  # those that it timed have storage of their own
-    assert set(make("beam", "decodes").engine.decodes) == {Plan()}
+    assert set(make("beam", "decodes").engine.captures.decodes) == {Plan()}
     drafting = make("draft", "decodes").engine
-    assert set(drafting.decodes) == {Plan(), Plan(Mode.DRAFT, 24)}
+    assert set(drafting.captures.decodes) == {Plan(), Plan(Mode.DRAFT, 24)}
 
 
 def test_closing_frees_the_graphs_without_collection(monkeypatch):
@@ -159,9 +159,11 @@ def test_closing_frees_the_graphs_without_collection(monkeypatch):
     gc.disable()
     try:
         closing = make("draft", "decodes")
-        kept = [weakref.ref(graphs.pool.storage.values) for graphs in closing.engine.graphs]
-        kept.append(weakref.ref(closing.engine._catalog.trie.symbol))
-        kept.append(weakref.ref(closing.engine.decodes[Plan()]._inputs.masks.flags))
+        kept = [
+            weakref.ref(graphs.pool.storage.values) for graphs in closing.engine.captures.passes
+        ]
+        kept.append(weakref.ref(closing.engine.captures._catalog.trie.symbol))
+        kept.append(weakref.ref(closing.engine.captures.decodes[Plan()]._inputs.masks.flags))
         closing.close()
         del closing
         assert [one() for one in kept] == [None] * 4

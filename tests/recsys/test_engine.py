@@ -54,8 +54,8 @@ def test_passes_in_fixed_buffers_give_the_same_answers():
         for size in (1, 3, 4, 6):
             found = each.decode(PROMPTS[:size], 5, mode=mode)
             same(found.beams, beam_search(TARGET, PROMPTS[:size], TRIE, 5))
-    assert each.graphs[0].statistics().replays > 20
-    assert each.graphs[0].statistics().refused == {"size": 4}  # six requests do not fit
+    assert each.captures.passes[0].statistics().replays > 20
+    assert each.captures.passes[0].statistics().refused == {"size": 4}  # six requests do not fit
     assert each.target.pool.lent == each.draft.pool.lent == 0
 
 

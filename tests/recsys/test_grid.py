@@ -1,5 +1,7 @@
 """The grid of captured shapes: no pass within it runs without a graph, and padding is limited."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,11 @@ from oracles import random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search, speculative
-from recsys.decoding.engine import Engine
+from recsys.decoding.engine import Engine, find_long_prompts
 from recsys.decoding.grid import Grid
 from recsys.decoding.planner import MOST_TREE_TOKENS, Plan, is_worth_trying, list_plans
 from recsys.decoding.table import Table
-from recsys.decoding.tree import PromptBatch, TokenTree, find_long_prompts
+from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, PassGraphs, PassShape, list_sizes
 from recsys.models.tree_forward import TreeModel
@@ -33,12 +35,12 @@ def engine():
         graphs=True,
     )  # fmt: skip
     each.target.most_padding = each.draft.most_padding = 64
-    each.capture(MOST, LONGEST, BEAMS)
+    each.captures.capture_passes(MOST, LONGEST, BEAMS, each.plans)
     return each
 
 
 def eager_passes(engine):
-    return [graphs.statistics().fallbacks for graphs in engine.graphs]
+    return [graphs.statistics().fallbacks for graphs in engine.captures.passes]
 
 
 def prompts_of(kind, batch, rng):
@@ -67,13 +69,13 @@ def test_no_pass_of_1_to_32_requests_runs_eagerly(engine, monkeypatch, kind, pla
         engine.forget()
         if kind != "cold":
             engine.decode([history[:-4] for history in HISTORIES[:batch]], 1, mode="draft")
-        before = eager_passes(engine), [g.statistics().replays for g in engine.graphs]
+        before = eager_passes(engine), [g.statistics().replays for g in engine.captures.passes]
         found = engine.decode(prompts_of(kind, batch, rng), BEAMS, mode=plan.mode.value)
         assert eager_passes(engine) == before[0], batch
         assert found.beams.stats[0].target_passes <= 4
-        replays += engine.graphs[0].statistics().replays - before[1][0]
+        replays += engine.captures.passes[0].statistics().replays - before[1][0]
     assert replays > len(BATCHES)
-    assert not any(graphs.missed for graphs in engine.graphs)
+    assert not any(graphs.missed for graphs in engine.captures.passes)
 
 
 def test_smaller_k_uses_the_same_graphs(engine):
@@ -102,15 +104,15 @@ def test_long_prompts_among_kept_ones_change_no_answer(engine):
 
 
 def test_errors_name_requests_as_they_were_given(engine, monkeypatch):
-    def broken(*_, **__):
-        raise NonFiniteError([0, 2])  # the new prompt comes first
+    def broken(_, search, *__, **___):
+        raise NonFiniteError([0] if len(search) == 1 else [0, 2])  # the new prompt is run apart
 
     monkeypatch.setattr(engine, "_follow", broken)
     engine.forget()
     monkeypatch.setattr(engine, "_new_tokens", lambda _: np.array([4, 4, 4, 90, 4]))
     with pytest.raises(NonFiniteError) as caught:
         engine.decode(HISTORIES[:5], BEAMS)
-    assert caught.value.requests == (1, 3)
+    assert caught.value.requests == (0, 2, 3)
 
 
 def test_a_new_prompt_among_kept_ones_pays_its_tokens_alone(engine):
@@ -145,15 +147,16 @@ def test_padding_is_counted(graphs):
 @pytest.mark.parametrize("seed", range(20))
 def test_long_prompts_are_those_that_save_most(seed):
     rng = np.random.default_rng(seed)
-    new = rng.integers(1, 50, rng.integers(1, 12))
-    found = find_long_prompts(new)
-    plain = len(new) * max(new)
-    tokens = []
-    for count in range(len(new)):
-        rest = max(new[count:])
-        tokens.append(count * (max(new) - rest) + len(new) * rest)
-    assert plain - found.saved == min(tokens) == tokens[found.requests]
-    assert found.tokens == max(new[found.requests :])
+    new = rng.integers(1, 50, rng.integers(1, 9))
+
+    def tokens(apart):
+        return sum(len(part) * part.max(initial=0) for part in (new[apart], new[~apart]))
+
+    chosen = find_long_prompts(new, 0)
+    ways = np.array(list(product((False, True), repeat=len(new))))
+    assert tokens(chosen) == min(map(tokens, ways))
+    saved = tokens(np.zeros(len(new), bool)) - tokens(chosen)
+    assert not find_long_prompts(new, saved).any()
 
 
 @pytest.mark.parametrize("most", [1, 8, 9, 24, 100, 201, 4096])

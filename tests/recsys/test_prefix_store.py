@@ -233,7 +233,7 @@ def test_errors_name_the_value_and_the_way_out():
     hit = store.lookup("v", tokens, lengths)
     with pytest.raises(ValueError, match="not held by this store"):
         store_of(4).load(hit, cache)
-    hit.release()
+    store.release(hit)
     with pytest.raises(ValueError, match="inside `with"):
         store.load(hit, cache)
     assert store.pinned == 0
@@ -261,8 +261,8 @@ def test_loaded_values_are_those_inserted_for_the_same_tokens(steps, block, bloc
     for action, *arguments in steps:
         if action == "release" and live:
             hit = live.pop(arguments[0] % len(live))[0]
-            hit.release()
-            hit.release()  # counts once
+            store.release(hit)
+            store.release(hit)  # counts once
         elif action == "drop":
             store.drop(arguments[0])
             known = {(version, prefix) for version, prefix in known if version != arguments[0]}
@@ -290,7 +290,7 @@ def test_loaded_values_are_those_inserted_for_the_same_tokens(steps, block, bloc
         assert_sound(store)
     for held in live:
         twin.check(store, *held)
-        held[0].release()
+        store.release(held[0])
     assert store.pinned == 0
     assert_sound(store)
 

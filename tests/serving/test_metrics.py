@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from recsys.decoding.engine import EngineStatistics
+from recsys.decoding.captures import EngineStatistics
 from recsys.serving.metrics import Metrics
 
 

@@ -279,13 +279,11 @@ class CapturedSuite:
         for busy in models:
             with busy.pool.lend(1, 8, 8):
                 falls_back(one)
-        models[0].most_padding = 1
-        falls_back([[1, 2, 3, 4, 5], [1]])
         models[-1].keep_prefixes(1 << 20)
         falls_back(one)
         counts = {name: len(tried) for name, tried in requests.items()}
         assert decodes.statistics().fallbacks == counts | {
-            "beams": 1, "catalog": 1, "busy": len(models), "padding": 1, "replaced": 1,
+            "beams": 1, "catalog": 1, "busy": len(models), "replaced": 1,
         }  # fmt: skip
         assert decodes.statistics().replays == 0
         assert all(model.pool.lent == 0 for model in models)
@@ -350,19 +348,19 @@ class CapturedSuite:
             same(decoded.beams, beam_search(engine.target._model, request, TRIE, K))
             if batch % 4 == 1:
                 assert min(s.cached_tokens for s in decoded.beams.stats) > 0
-        told = engine.decodes[self.plan].statistics()
+        told = engine.captures.decodes[self.plan].statistics()
         assert (told.replays, told.fallbacks) == (self.most + warmed, {})
         # 8, 16 and 32 new tokens, kept or not, with candidates or not
         assert told.graphs == sum(b <= self.most for b in BATCHES) * 3 * 2 * 2
-        passes = [graphs.statistics() for graphs in engine.graphs]
+        passes = [graphs.statistics() for graphs in engine.captures.passes]
         assert all(each.fallbacks == {} for each in passes)
         assert passes[-1].replays == 0
         self.check_statistics("near", told)
 
     def test_another_k_is_decoded_as_before_and_counted(self, captured_engine: Engine) -> None:
-        before = captured_engine.decodes[self.plan].statistics()
+        before = captured_engine.captures.decodes[self.plan].statistics()
         found = captured_engine.decode([[1, 2, 3]], K - 1, mode=self.plan.mode.value).beams
         same(found, beam_search(captured_engine.target._model, [[1, 2, 3]], TRIE, K - 1))
-        after = captured_engine.decodes[self.plan].statistics()
+        after = captured_engine.captures.decodes[self.plan].statistics()
         assert after.replays == before.replays
         assert after.fallbacks == before.fallbacks | {"beams": 1}
