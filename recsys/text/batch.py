@@ -52,7 +52,10 @@ class BatchConstraint:
                 )
         self.end_tokens = ends.pop() if ends else ()
         self._vocabulary, self._device = vocabulary_size, device
-        self._group()
+        groups: dict[int, tuple[Constraint, list[int]]] = {}
+        for request, c in enumerate(self.constraints):
+            groups.setdefault(id(c), (c, []))[1].append(request)
+        self._groups = list(groups.values())
 
     def initial(self, width: int) -> torch.Tensor:
         """(B, width) initial states."""
@@ -111,18 +114,6 @@ class BatchConstraint:
         scores, order = scores.sort(descending=True, stable=True)
         scores, order = scores[:, :count], order[:, :count]
         return scores, column.gather(1, order), after.gather(1, order)
-
-    def keep(self, requests: torch.Tensor) -> None:
-        """Keep the requests at (b,) indices of the batch."""
-        self.constraints = [self.constraints[i] for i in requests.tolist()]
-        self._group()
-
-    def _group(self) -> None:
-        """Group the requests by their constraint."""
-        groups: dict[int, tuple[Constraint, list[int]]] = {}
-        for request, c in enumerate(self.constraints):
-            groups.setdefault(id(c), (c, []))[1].append(request)
-        self._groups = list(groups.values())
 
 
 def repeated(keys: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

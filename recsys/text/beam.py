@@ -1,8 +1,9 @@
 """Beam search for free text, with Hugging Face's rules, over one cache that the beams share.
 
 Beams share slots, and slots that no beam needs any more are collected (`recsys.text.nodes`). The
-host reads from the device once in `collect_every` steps (which requests have ended, and which slots
-are live) and at the end. On a CPU, where reading costs nothing, it looks for an end at every step.
+host reads from the device once in `collect_every` steps (whether all requests have ended, and which
+slots are live) and at the end. On a CPU, where reading costs nothing, it looks for an end at every
+step. A request that has ended waits for the others of its batch, as in Hugging Face's.
 
 Under a constraint, only allowed tokens may follow and only complete texts are answers. If several
 beams have the same merge key, such as two tokenisations of one title, only the best one goes on.
@@ -17,14 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from recsys.arguments import whole_number
 from recsys.decoding.output import DecodeStats
 from recsys.decoding.tree import PromptBatch, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 from recsys.text.batch import BatchConstraint, repeated
-from recsys.text.constraint import Constraint
+from recsys.text.constraint import DEAD, Constraint
 from recsys.text.nodes import TextNodes, node_budget, pick
 from recsys.text.stopping import raise_if_stopped
 
@@ -145,17 +146,6 @@ class _Beams(NamedTuple):
         states = zero if constraint is None else constraint.initial(rules.settings.num_beams)
         return cls(tokens, first, zero, states, _Finished(tokens, zero, scores, zero), done)
 
-    def take(self, requests: torch.Tensor) -> _Beams:
-        """Some requests of the batch; (b,) places."""
-        return _Beams(
-            self.tokens[requests],
-            self.scores[requests],
-            self.parents[requests],
-            self.states[requests],
-            _Finished(*(part[requests] for part in self.finished)),
-            self.done[requests],
-        )
-
 
 @dataclass(frozen=True)
 class _Rules:
@@ -227,9 +217,9 @@ class _Rules:
         finished = self._finish(beams, texts[:, :K], scores[:, :K], ends[:, :K], states, depth)
         live, on = scores.masked_fill(ends, -torch.inf).topk(K)
         done = beams.done | self._is_final(live[:, 0], finished.scores[:, -1], depth)
-        return _Beams(
-            pick(texts, on), live, parents.gather(1, on), states.gather(1, on), finished, done
-        )
+        # no constraint looks at the beams of a request that is done
+        states = states.gather(1, on).masked_fill(done[:, None], DEAD)
+        return _Beams(pick(texts, on), live, parents.gather(1, on), states, finished, done)
 
     def _finish(
         self,
@@ -297,87 +287,36 @@ def generate_text(
     beams = _Beams.start(len(ready), rules, model.score_dtype, model.device)
     if not len(ready):
         return beams.finished.texts(settings.num_return_sequences, [], [], 0)
-    reserve = settings.reserved_nodes
-    with TokenTree(model, ready, 0, reserve=reserve) as tree:
-        nodes = TextNodes(tree, settings.num_beams)
-        answers = _Answers(nodes, ready.host_lengths)
+    lengths, K = ready.host_lengths, settings.num_beams
+    live, depth = lengths.copy(), 0
+    with TokenTree(model, ready, 0, reserve=settings.reserved_nodes) as tree:
+        nodes = TextNodes(tree, K)
         raise_if_stopped(stopped)
         logits = tree.forward()
         tree.note(logits.amax(-1))
         for depth in range(1, longest + 1):
             beams = rules.advance(beams, logits, depth)
-            collect = every is not None and depth % every == 0
             # Reading costs nothing on a CPU, so a search stops at once there.
-            if (
-                depth % (every or _READ_EVERY) == 0
-                or depth == longest
-                or model.device.type == "cpu"
-            ):
-                require_finite(tree.finite, answers.requests.tolist())
-                done = np.asarray(beams.done.tolist()) | (depth == longest)
-                beams = answers.take(beams, done, depth, rules.constraint)
-                if not len(answers.requests):
+            read = depth % (every or _READ_EVERY) == 0 or depth == longest
+            if read or model.device.type == "cpu":
+                require_finite(tree.finite)
+                if depth == longest or bool(beams.done.all()):
                     break
-            if every is not None and collect:
-                answers.hold(nodes.collect(beams.parents))
-                nodes.reserve(nodes.count + settings.num_beams * min(every, longest - depth))
+            if every is not None and depth % every == 0:
+                live = np.maximum(live, lengths + nodes.collect(beams.parents))
+                nodes.reserve(nodes.count + K * min(every, longest - depth))
             raise_if_stopped(stopped)
             logits = nodes.forward(beams.tokens[:, :, depth - 1], beams.parents, depth)
-    return answers.texts(settings.num_return_sequences)
-
-
-class _Answers:
-    """Texts of finished requests; `requests` are the places of those that remain."""
-
-    def __init__(self, nodes: TextNodes, lengths: NDArray[np.int64]) -> None:
-        self.requests = np.arange(len(lengths))
-        self._nodes, self._lengths, self._live = nodes, lengths, lengths.copy()
-        self._order: list[int] = []
-        self._found: list[_Finished] = []
-        self._stats: list[DecodeStats] = []
-
-    def take(
-        self, beams: _Beams, done: NDArray[np.bool_], depth: int, constraint: BatchConstraint | None
-    ) -> _Beams:
-        """Take the (b,) finished requests out of the search, the cache and the constraint.
-
-        Returns the beams of the other requests; unchanged if none is left.
-        """
-        if not done.any():
-            return beams
-        tree = self._nodes.tree
-        for i in self.requests[done].tolist():
-            length, cached = int(self._lengths[i]), int(tree.cached[i])
-            self._order.append(i)
-            self._stats.append(
-                DecodeStats(
-                    target_passes=depth,
-                    target_tokens=length - cached + self._nodes.width * (depth - 1),
-                    kv_slots=tree.cache.slots,
-                    kv_bytes=tree.cache.slots * tree.cache.bytes_per_slot,
-                    cached_tokens=cached,
-                )
+        slots, size = tree.cache.slots, tree.cache.bytes_per_slot
+        stats = [
+            DecodeStats(
+                target_passes=depth,
+                target_tokens=length - cached + K * (depth - 1),
+                kv_slots=slots,
+                kv_bytes=slots * size,
+                cached_tokens=cached,
             )
-        leave, stay = (torch.from_numpy(np.flatnonzero(d)) for d in (done, ~done))
-        self._found.append(beams.take(leave.to(beams.done.device)).finished)
-        self.requests = self.requests[~done]
-        if not len(self.requests):
-            return beams
-        going_on = stay.to(beams.done.device)
-        self._nodes.keep(going_on)
-        if constraint is not None:
-            constraint.keep(stay)
-        return beams.take(going_on)
-
-    def hold(self, nodes: list[int]) -> None:
-        """Note how many nodes of each request of the batch a collection found live."""
-        here = self.requests
-        self._live[here] = np.maximum(self._live[here], self._lengths[here] + nodes)
-
-    def texts(self, count: int) -> Texts:
-        """The best of every request, in the original order."""
-        position = np.argsort(self._order)
-        back = torch.from_numpy(position).to(self._found[0].tokens.device)
-        finished = _Finished(*(torch.cat(parts)[back] for parts in zip(*self._found, strict=True)))
-        stats = [self._stats[i] for i in position]
-        return finished.texts(count, stats, self._live.tolist(), self._nodes.collections)
+            for length, cached in zip(lengths.tolist(), tree.cached.tolist(), strict=True)
+        ]
+    count = settings.num_return_sequences
+    return beams.finished.texts(count, stats, live.tolist(), nodes.collections)

@@ -80,11 +80,6 @@ class TextNodes:
         self.tree.note(logits.amax(-1))
         return logits
 
-    def keep(self, requests: torch.Tensor) -> None:
-        """Keep the requests at (b,) indices of the batch."""
-        self.tree.keep(requests)
-        self._seen, self._depth = self._seen[requests], self._depth[requests]
-
     def collect(self, parents: torch.Tensor) -> list[int]:
         """Drop all nodes without a beam below them, and move the others together.
 

@@ -2,8 +2,8 @@
 
 After a drawn token, all tokens that the constraint forces are appended at once, and the next
 forward pass runs them together. Tokens that are forced at the start become part of the prompt. A
-request holds one slot per token. Requests that add fewer tokens than others in a pass repeat their
-last one, in the same slot.
+request holds one slot per token. Requests that add fewer tokens than others in a pass, or none any
+more, repeat their last one, in the same slot.
 
 Tokens are drawn from the model's distribution over the allowed ones; a forced token has
 probability 1.
@@ -155,7 +155,17 @@ def sample_text(
         with TokenTree(model, PromptBatch.of(begun, model, room), 0, reserve=room) as tree:
             slots, lengths, cached = tree.cache.slots, tree.prompts.host_lengths, tree.cached
             size = slots * tree.cache.bytes_per_slot
-            _Draws(tree, temperature, seed).finish(live.copy(), stopped)
+            generator = torch.Generator(model.device).manual_seed(seed)
+            raise_if_stopped(stopped)
+            logits = tree.forward()[:, -1]
+            tree.note(logits.amax(-1, keepdim=True))
+            while True:
+                require_finite(tree.finite, [text.request for text in live])
+                _draw(live, logits, temperature, generator)
+                if not any(text.open for text in live):
+                    break
+                raise_if_stopped(stopped)
+                logits = _forward(tree, live)
         for text, length, known in zip(live, lengths.tolist(), cached.tolist(), strict=True):
             run = length - known + text.cached - text.start
             stats[text.request] = DecodeStats(text.passes, run, slots, size, cached_tokens=known)
@@ -165,45 +175,22 @@ def sample_text(
     ]
 
 
-class _Draws:
-    """Draws texts, one token or more in a pass of the model."""
-
-    def __init__(self, tree: TokenTree, temperature: float, seed: int) -> None:
-        self._tree, self._temperature = tree, temperature
-        self._generator = torch.Generator(tree.model.device).manual_seed(seed)
-
-    def finish(self, live: list[_Text], stopped: Callable[[], bool] | None = None) -> None:
-        """Write texts to their ends. The prompts of the tree are theirs, one each."""
-        tree = self._tree
-        raise_if_stopped(stopped)
-        logits = tree.forward()[:, -1]
-        tree.note(logits.amax(-1, keepdim=True))
-        while True:
-            require_finite(tree.finite, [text.request for text in live])
-            self._draw(live, logits)
-            stay = [number for number, text in enumerate(live) if text.open]
-            if not stay:
-                return
-            raise_if_stopped(stopped)
-            if len(stay) < len(live):
-                live = [live[number] for number in stay]
-                tree.keep(torch.tensor(stay, dtype=torch.int64, device=tree.model.device))
-            logits = _forward(tree, live)
-
-    def _draw(self, live: list[_Text], logits: torch.Tensor) -> None:
-        """Draw a token of each text by (B, V) logits, and append it with what it forces."""
-        mask = np.zeros(logits.shape, np.bool_)
-        for line, text in zip(mask, live, strict=True):
-            allowed = text.constraint.allowed([text.state])[0]
-            line[: len(allowed)] = allowed
-        masked = logits.masked_fill(~torch.from_numpy(mask).to(logits.device), -torch.inf)
-        if self._temperature:
-            shares = (masked / self._temperature).softmax(-1)
-            tokens = shares.multinomial(1, generator=self._generator)
-        else:
-            tokens = masked.argmax(-1, keepdim=True)
-        gains = masked.log_softmax(-1).gather(1, tokens)[:, 0].tolist()
-        for text, token, gain in zip(live, tokens[:, 0].tolist(), gains, strict=True):
+def _draw(
+    live: list[_Text], logits: torch.Tensor, temperature: float, generator: torch.Generator
+) -> None:
+    """Draw a token of each open text by (B, V) logits, and append it with what it forces."""
+    mask = np.zeros(logits.shape, np.bool_)
+    for line, text in zip(mask, live, strict=True):
+        allowed = text.constraint.allowed([text.state])[0] if text.open else np.array([True])
+        line[: len(allowed)] = allowed
+    masked = logits.masked_fill(~torch.from_numpy(mask).to(logits.device), -torch.inf)
+    if temperature:
+        tokens = (masked / temperature).softmax(-1).multinomial(1, generator=generator)
+    else:
+        tokens = masked.argmax(-1, keepdim=True)
+    gains = masked.log_softmax(-1).gather(1, tokens)[:, 0].tolist()
+    for text, token, gain in zip(live, tokens[:, 0].tolist(), gains, strict=True):
+        if text.open:
             text.passes += 1
             text.append(token, gain)
 
@@ -212,8 +199,8 @@ def _forward(tree: TokenTree, live: list[_Text]) -> torch.Tensor:
     """Run what the model has not run of B texts in one pass; (B, V) logits behind their ends."""
     model, cache = tree.model, tree.cache
     # A text with fewer new tokens than others runs its last token again, in the same slot.
-    first = np.asarray([text.cached for text in live])
     last = np.asarray([len(text.tokens) - 1 for text in live])
+    first = np.minimum([text.cached for text in live], last)
     position = np.minimum(first[:, None] + np.arange((last - first).max() + 1), last[:, None])
     run = [[text.tokens[p] for p in row] for text, row in zip(live, position.tolist(), strict=True)]
     for text in live:

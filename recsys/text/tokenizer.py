@@ -22,15 +22,12 @@ class TextTokenizer:
         end_tokens: tokens that end a text.
     """
 
-    def __init__(
-        self, tokenizer: Any, vocabulary_size: int | None = None, end_token: int | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Any, vocabulary_size: int | None = None) -> None:
         """Read the vocabulary, which takes seconds for a large one.
 
         Args:
             tokenizer: a `transformers.PreTrainedTokenizerFast`.
             vocabulary_size: rows of the model's head, if there are more than tokens.
-            end_token: token that ends a text; the tokenizer's end token if None.
 
         Raises:
             ValueError: not a fast tokenizer, no end token, or a vocabulary that is too small.
@@ -40,9 +37,9 @@ class TextTokenizer:
             raise ValueError(
                 f"tokenizer: {type(tokenizer).__name__} is not a fast Hugging Face tokenizer"
             )
-        end = tokenizer.eos_token_id if end_token is None else end_token
+        end = tokenizer.eos_token_id
         if end is None:
-            raise ValueError("end_token: the tokenizer has no end token; pass one")
+            raise ValueError("tokenizer: it has no end token; set its eos_token")
         tokens = len(tokenizer)
         if vocabulary_size is not None and vocabulary_size < tokens:
             raise ValueError(

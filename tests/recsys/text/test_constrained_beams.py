@@ -216,9 +216,10 @@ def test_constraints_that_do_not_fit_are_refused(arguments, message):
 
 
 def test_constraints_of_a_batch_end_alike():
-    own = [
-        Titles(["a"], TextTokenizer(byte_level_tokenizer([], 258), end_token=end)).constraint()
-        for end in (0, 1)
-    ]
+    own = []
+    for end in ("<s>", "</s>"):
+        fast = byte_level_tokenizer([], 258)
+        fast.eos_token = end
+        own.append(Titles(["a"], TextTokenizer(fast)).constraint())
     with pytest.raises(ValueError, match="differ in their end tokens"):
         generate(TreeModel(DOUBLE), [np.array([3])] * 2, 2, 5, constraint=own)

@@ -45,7 +45,7 @@ def test_a_tokenizer_that_cannot_serve_is_named(tmp_path):
     fast = byte_level_tokenizer(["abc"], 260)
     fast.eos_token = None
     fast.save_pretrained(tmp_path)
-    with pytest.raises(ArtifactError, match="write texts: end_token: the tokenizer has no end"):
+    with pytest.raises(ArtifactError, match="write texts: tokenizer: it has no end token"):
         TextModel.load(tmp_path)
 
 

@@ -120,14 +120,6 @@ def test_tokenizers_that_cannot_serve_are_refused(arguments, message):
         TextTokenizer(**{"tokenizer": byte_level_tokenizer([], 258), **arguments})
 
 
-def test_a_tokenizer_without_an_end_token_needs_one_named():
-    fast = byte_level_tokenizer([], 258)
-    fast.eos_token = None
-    with pytest.raises(ValueError, match="end_token: "):
-        TextTokenizer(fast)
-    assert TextTokenizer(fast, end_token=5).end_tokens == (5,)
-
-
 @pytest.mark.parametrize("passes", [0, 1, 3])
 def test_a_search_stops_before_the_pass_at_which_it_is_told_to(passes):
     tokenizer, asked = TextTokenizer(byte_level_tokenizer(["Heat", "Hat"], 300)), []
