@@ -36,7 +36,7 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 QUICK_OPTIONS: dict[str, Any] = {
     "users": 6, "timed": 2, "recall_users": 10, "ks": (1, 3), "drafts": 6,
-    "recall_ks": (3,), "steps": 3, "minutes": 0.002,
+    "recall_ks": (3,), "steps": 3,
 }  # fmt: skip
 
 

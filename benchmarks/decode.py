@@ -20,15 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from answers import HF_ROUNDING, ROUNDING, Agreement, Answer, PerfectDraft
+from answers import HF_ROUNDING, ROUNDING, Agreement, Answer
 from huggingface import allowed_tokens, huggingface_beam_search
-from measuring import Row, Side, Times, compare_times, milliseconds, time_interleaved
+from measuring import Row, Side, compare_times, milliseconds, time_interleaved
 from reporting import Report, Table, begin, publish, read_options
 from workload import SHAPES, Setup, Workload, load_bundle_workload, make_shape_workload
 
 from recsys.decoding import (
     Engine,
-    Search,
     SearchRequest,
     beam_search,
     speculative_beam_search,
@@ -41,7 +40,7 @@ from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.progress import track
 
-MODES = ("exhaustive", "draft", "perfect", "planned")
+MODES = ("exhaustive", "draft", "planned")
 BEAM, HUGGING_FACE, PLANNED = "beam", "huggingface", "planned"
 HF_BATCHES = (1, 8)  # batch sizes at which Hugging Face is timed
 DTYPES = ("float32", "bfloat16", "float64")
@@ -81,9 +80,7 @@ class Options:
     batches: tuple[int, ...] = (1, 2, 4, 8, 32)
     nodes: tuple[int, ...] = (128, 256)
     reuse: tuple[str, ...] = field(default=("cold", "warm"), metadata={"choices": ("cold", "warm")})
-    modes: tuple[str, ...] = field(
-        default=("exhaustive", "draft", "planned"), metadata={"choices": MODES}
-    )
+    modes: tuple[str, ...] = field(default=MODES, metadata={"choices": MODES})
     repeats: int = 15
     hf_repeats: int = 3
     seed: int = 0
@@ -163,7 +160,6 @@ class _Cell:
     def __post_init__(self) -> None:
         self.rounds = self.options.rounds(self.options.repeats, self.batch)
         self.hf_rounds = self.options.rounds(self.options.hf_repeats, self.batch)
-        self._perfect: dict[str, PerfectDraft] = {}
 
     def measure(self) -> list[Row]:
         """Compare the answers, time all modes side by side, and count their work."""
@@ -173,12 +169,11 @@ class _Cell:
 
         def side(name: str) -> Side:
             rounds = self.hf_rounds if name == HUGGING_FACE else None
-            prepare = partial(self._prepare, name)
-            return Side(lambda r: answers[name].append(modes[name](r)), prepare, rounds)
+            return Side(lambda r: answers[name].append(modes[name](r)), self._prepare, rounds)
 
         sides = {name: side(name) for name in modes}
         times = time_interleaved(sides, self.rounds, seed=self.options.seed)
-        own, theirs = times[BEAM], times.get(HUGGING_FACE, Times())
+        own, theirs = times[BEAM], times.get(HUGGING_FACE, [])
         first = answers[BEAM][0].stats[0]
         bytes_per_slot = first.kv_bytes // first.kv_slots
         rows = []
@@ -192,13 +187,10 @@ class _Cell:
                 "beams": self.beams,
                 "batch": self.batch,
                 "mode": name,
-                "rounds": len(taken.wall),
-                "ms": milliseconds(taken.wall),
-                "cpu_ms": milliseconds(taken.cpu),
-                "ws_beam": compare_times(own.wall, taken.wall),
-                "ws_beam_cpu": compare_times(own.cpu, taken.cpu),
-                "ws_huggingface": compare_times(theirs.wall, taken.wall),
-                "ws_huggingface_cpu": compare_times(theirs.cpu, taken.cpu),
+                "rounds": len(taken),
+                "ms": milliseconds(taken),
+                "ws_beam": compare_times(own, taken),
+                "ws_huggingface": compare_times(theirs, taken),
                 **work,
                 "kv_to_greedy": round(work["kv_bytes"] / (self._slots(1) * bytes_per_slot), 2),
                 "agreement": agreement[name],
@@ -217,14 +209,9 @@ class _Cell:
             modes[HUGGING_FACE] = partial(self._generate, allowed=allowed)
         if "exhaustive" in names:
             modes["exhaustive"] = partial(self._speculate, drafter=None)
-        for n in self.options.nodes if engine.draft is not None else ():
-            if "draft" in names:
-                drafter = drafter_of(engine.draft, n)
-                modes[f"draft-{n}"] = partial(self._speculate, drafter=drafter)
-            if "perfect" in names and engine.draft_model is not None:
-                perfect = PerfectDraft(engine.draft, engine.target, n, self.batch)
-                self._perfect[f"perfect-{n}"] = perfect
-                modes[f"perfect-{n}"] = partial(self._speculate, drafter=perfect)
+        for n in self.options.nodes if "draft" in names and engine.draft is not None else ():
+            drafter = drafter_of(engine.draft, n)
+            modes[f"draft-{n}"] = partial(self._speculate, drafter=drafter)
         if PLANNED in names:
             modes[PLANNED] = self._plan
         return modes
@@ -253,11 +240,8 @@ class _Cell:
     def _prompts(self, number: int) -> list[Any]:
         return [self.workload.prompts[i] for i in self.workload.group(number, self.batch)]
 
-    def _prepare(self, mode: str, number: int) -> None:
-        """Find a perfect draft's tree. Warm: have the models keep the prompts of one item ago."""
-        if mode in self._perfect:
-            search = Search.of(self._request(number), self.engine.target, self.engine.trie)
-            self._perfect[mode].find(search, self.beams)
+    def _prepare(self, number: int) -> None:
+        """Warm: have the models keep the prompts of one item ago."""
         if self.reuse == "cold":
             return
         self.engine.forget()
@@ -272,13 +256,13 @@ class _Cell:
         exact = self.engine.target.dtype in (torch.float32, torch.float64)
         agreements: dict[str, list[Agreement]] = {name: [] for name in modes}
         for number in range(self.rounds):
-            self._prepare(BEAM, number)
+            self._prepare(number)
             expected = modes[BEAM](number).rankings
             for name, mode in modes.items():
                 theirs = name == HUGGING_FACE
                 if theirs and number >= self.hf_rounds:
                     continue
-                self._prepare(name, number)
+                self._prepare(number)
                 rounding = HF_ROUNDING if theirs else ROUNDING
                 agreement = Agreement.of(mode(number).rankings, expected, *rounding)
                 if exact and agreement.requests < 1:

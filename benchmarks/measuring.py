@@ -12,7 +12,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,27 +40,16 @@ class Side:
     rounds: int | None = None
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one side, round by round.
-
-    Attributes:
-        wall: elapsed time.
-        cpu: processor time of this process, in all threads. Other work on the machine hardly
-            changes it. It does not include the time of a device.
-    """
-
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-
-
-def time_interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -> dict[str, Times]:
-    """Times of all sides by name, one for each round that a side took part in.
+def time_interleaved(
+    sides: Mapping[str, Side], rounds: int, *, seed: int = 0
+) -> dict[str, list[float]]:
+    """Seconds of all sides by name, one for each round that a side took part in.
 
     `seed` decides the order of the sides within each round.
     """
     rng = np.random.default_rng(seed)
-    names, times = list(sides), {name: Times() for name in sides}
+    names: list[str] = list(sides)
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for index in rng.permutation(len(names)):
             side = sides[names[index]]
@@ -68,10 +57,9 @@ def time_interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -
                 continue
             if side.prepare is not None:
                 side.prepare(number)
-            start, cpu = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             side.run(number)
-            times[names[index]].cpu.append(time.process_time() - cpu)
-            times[names[index]].wall.append(time.perf_counter() - start)
+            times[names[index]].append(time.perf_counter() - start)
     return times
 
 

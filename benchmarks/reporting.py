@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from measuring import Row, environment
 
-from recsys.errors import ConfigError
 from recsys.progress import say
 
 Options = TypeVar("Options")
@@ -96,16 +95,10 @@ def read_options(
 def begin(benchmark: str, options: Any, run: argparse.Namespace) -> Row:
     """Start a document: which benchmark, by which command, and how busy the machine is.
 
-    Makes the folder `run.out`: one that cannot be made is named before hours of measuring.
-
-    Raises:
-        ConfigError: `run.out` is a file or lies in one.
+    Makes the folder `run.out`, so that one that cannot be made is noticed before it is measured.
     """
     if run.out is not None:
-        try:
-            run.out.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(f"--out {run.out}: expected a folder, and it is a file") from error
+        run.out.mkdir(parents=True, exist_ok=True)
     return {
         "benchmark": benchmark,
         "command": shlex.join(["python", *sys.argv]),

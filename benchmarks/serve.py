@@ -40,6 +40,7 @@ from recsys.progress import say
 
 RECOMMEND = "/v1/recommendations"
 WARM_S = 2.0  # of load before anything is measured
+SHARE = 0.7  # of the peak of the closed loops, the rate of the open loop
 COMPARED = 200  # requests whose lists are compared
 TIE = 1e-3  # of scores in float32, whose lists are ranked by up to two more models
 COLUMNS = {
@@ -73,9 +74,7 @@ class Options:
             gets the API key $RECSYS_API_KEY.
         settings: of the server that is started, as key=value of the section `serve`.
         concurrency: clients of each closed loop.
-        rates: requests a second of each open loop; 70 % of the peak is added.
         seconds: duration of each loop.
-        k: items of a recommendation.
         seed: of the requests.
     """
 
@@ -83,9 +82,7 @@ class Options:
     url: str | None = field(default=None, metadata={"type": str})
     settings: tuple[str, ...] = field(default=(), metadata={"type": str})
     concurrency: tuple[int, ...] = (1, 8, 32, 64)
-    rates: tuple[float, ...] = field(default=(), metadata={"type": float})
     seconds: float = 10.0
-    k: int = 10
     seed: int = 0
 
 
@@ -122,23 +119,22 @@ async def measure(server: Server, options: Options) -> Row:
     workload = Workload(options.bundle, options.seed)
     phases: Row = {"closed": [], "open": []}
     async with Client(server, RECOMMEND, os.environ.get("RECSYS_API_KEY")) as client:
-        first = await client.send(next(workload.plain(options.k)))
+        first = await client.send(next(workload.plain()))
         if first.status not in OK:
             raise RecsysError(f"{server.url} answers {first.status}: {first.body[:300]!r}")
         most = max(options.concurrency, default=1)
-        await client.closed(workload.plain(options.k), most, seconds=WARM_S)
+        await client.closed(workload.plain(), most, seconds=WARM_S)
         for clients in options.concurrency:
             say(f"{clients} clients ...")
-            requests = workload.plain(options.k)
+            requests = workload.plain()
             run = await client.closed(requests, clients, seconds=options.seconds)
             phases["closed"].append({"clients": clients, **_describe(run, server)})
-        peak = max((row["rate"] for row in phases["closed"]), default=0.0)
-        for rate in (*options.rates, *((0.7 * peak,) if peak else ())):
+        if rate := SHARE * max((row["rate"] for row in phases["closed"]), default=0.0):
             say(f"{rate:.0f} requests a second ...")
             due = draw_arrivals(rate, options.seconds, options.seed)
-            run = await client.open(workload.plain(options.k), due)
+            run = await client.open(workload.plain(), due)
             phases["open"].append({"sent_rate": round(rate, 1), **_describe(run, server)})
-        requests = list(islice(workload.plain(options.k), COMPARED))
+        requests = list(islice(workload.plain(), COMPARED))
         runs = [await client.closed(iter(requests), n, keep=True) for n in (1, most)]
         phases["lists"] = compare(*map(_lists, runs))
     return phases

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
@@ -15,6 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from recsys.errors import RecsysError
 
 START_S = 300.0
@@ -23,11 +24,9 @@ ADDRESS = re.compile(r"answers at http://\[?([^\]\s]+?)\]?:(\d+), try")
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process holds, and the processor seconds that it has used."""
+    """The memory that a process holds, and the processor seconds that it has used."""
 
     rss_bytes: int
-    open_files: int
-    threads: int
     cpu_s: float
 
 
@@ -48,14 +47,9 @@ class Server:
         """Usage of the process; None for a server that we did not start."""
         if self.process is None:
             return None
-        place = Path("/proc", str(self.process.pid))
-        fields = (place / "stat").read_text().rpartition(")")[2].split()
-        return Usage(
-            rss_bytes=int((place / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"),
-            open_files=len(list((place / "fd").iterdir())),
-            threads=int(fields[17]),
-            cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
-        )
+        process = psutil.Process(self.process.pid)
+        times = process.cpu_times()
+        return Usage(process.memory_info().rss, times.user + times.system)
 
 
 @asynccontextmanager

@@ -109,13 +109,7 @@ def load_bundle_workload(path: Path, setup: Setup) -> Workload:
 
 
 def make_shape_workload(shape: str, setup: Setup, *, items: int, history: int) -> Workload:
-    """Random weights of a named shape and of a draft: `tiny`, or `68M` for the billions.
-
-    Raises:
-        ConfigError: an unknown shape, or more items than a catalog can have.
-    """
-    if shape not in SHAPES:
-        raise ConfigError(f"--shape {shape!r} is not one of {', '.join(SHAPES)}")
+    """Random weights of a shape of `SHAPES` and of a draft: `tiny`, or `68M` for the billions."""
     vocabulary = Vocabulary.from_levels([CODES] * LEVELS, first=WORDS.get(shape, 2))
     shapes = (SHAPES[shape], SHAPES[DRAFTS.get(shape, "tiny")])
     workload = make_random_workload(shapes, vocabulary, setup, items=items, history=history)

@@ -20,7 +20,7 @@ TREE = {
     "run": (),
     "retrain": (),
     "data": ("prepare", "download", "synth", "stats"),
-    "ids": ("train", "report"),
+    "ids": ("train",),
     "train": ("target", "teacher", "draft"),
     "bundle": (),
     "evaluate": (),

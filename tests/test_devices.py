@@ -59,7 +59,7 @@ from recsys.text.tokenizer import TextTokenizer
 from recsys.training import device as training_device
 from recsys.training import recipe, teacher
 from recsys.training.batches import TrainingBatches
-from recsys.training.loop import _unshard, fit
+from recsys.training.loop import fit
 from recsys.training.objective import NextToken
 from recsys.training.settings import LoopConfig
 from recsys.training.state import Checkpoints
@@ -166,8 +166,9 @@ def test_a_draft_learns_by_every_objective(home, claimed_gpu, objective):
         assert run_stage(memory, run, "draft")
 
 
-def test_a_mixture_is_searched_and_continued(home, claimed_gpu):
-    run = context(draft={"objective": "seqkd"}, teacher={"source": "mixture"}, force=True)
+def test_a_mixture_is_searched_and_continued(home, road, claimed_gpu):
+    draft = road[0].run("draft")
+    run = context(draft={"objective": "seqkd"}, teacher={"draft": str(draft)}, force=True)
     with claimed_gpu() as memory:
         assert run_stage(memory, run, "teacher")
         assert run_stage(memory, run, "draft")
@@ -222,7 +223,6 @@ def test_a_training_that_stopped_continues_to_the_same_weights(claimed_gpu, tmp_
     def train(folder, seed, crash=None):
         module = NextToken(tiny_model("llama", seed=seed))
         found = fit(module, Batches(crash), config, Checkpoints(tmp_path / folder, {}), name="toy")
-        _unshard(module)  # as parameters that are sharded leave the GPU, for saving
         assert describe(found, 0, module)["device"] == "cuda"
         return [parameter.detach().cpu() for parameter in module.parameters()]
 

@@ -439,7 +439,6 @@ class TreeAlignment(nn.Module):
                 row = losses.atspeed_s(
                     here_p, here_q, width,
                     density="no-density" not in changes, released="released" in changes,
-                    temperature=losses.SCRIPT if "temperature" in changes else None,
                 )  # fmt: skip
             elif settings.objective == "atspeed-s-eq4":
                 row = losses.atspeed_s_eq4(here_p, here_q, lasts[depth], width)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from recsys.artifacts import read_manifest
 from recsys.bundle import ITEM_ENCODER, QUANTIZER
 from recsys.config import as_dict
 from recsys.dataset import Dataset
@@ -32,6 +31,11 @@ from recsys.training.placing import place
 from recsys.training.settings import LEARNED, IdsConfig
 
 KIND = "ids"
+SUMMARY = ("items", "levels", "used_codes", "colliding_items")  # of the report, for the manifest
+BY_LEVEL = {  # printed name -> key of the report
+    "codes": "codebook_size", "used": "used_codes", "perplexity": "perplexity",
+    "prefixes": "prefixes", "branching": "branching",
+}  # fmt: skip
 
 
 def stage(context: Context) -> Path:
@@ -87,7 +91,9 @@ def stage(context: Context) -> Path:
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
         if parent is None:  # few codes are new otherwise, and drawing takes longer than placing
             draw(codes, report, folder / "report.svg")
-        info.update(seconds=round(time.perf_counter() - start, 1), **_summary(report))
+        info.update(
+            seconds=round(time.perf_counter() - start, 1), **{key: report[key] for key in SUMMARY}
+        )
     if report["colliding_items"]:
         say(f"{report['colliding_items']} items share their semantic ID with another")
     for sentence in report.get("drift", {}).get("advice", ()):
@@ -96,43 +102,28 @@ def stage(context: Context) -> Path:
 
 
 def print_report(path: Path, as_json: bool = False) -> None:
-    """Print the health report of the `ids` artifact at `path`, as a table or one JSON document."""
+    """Print the health report of the `ids` artifact at `path`, in lines or as one JSON document."""
     import typer
-    from rich.console import Console
-    from rich.table import Table
 
-    seconds = read_manifest(path, "ids").info.get("seconds")
     report = json.loads((path / "report.json").read_text(encoding="utf-8"))
     if as_json:
-        typer.echo(json.dumps({**report, "seconds": seconds}))
+        typer.echo(json.dumps(report))
         return
-    table = Table(title=f"Semantic IDs of {report['items']} items ({report['method']})")
-    for heading in ("level", "codes", "used", "perplexity", "prefixes", "branching"):
-        table.add_column(heading, justify="right")
-    rows = zip(
-        *(
-            report[key]
-            for key in ("codebook_size", "used_codes", "perplexity", "prefixes", "branching")
-        ),
-        strict=True,
-    )
-    for level, row in enumerate(rows, 1):
-        table.add_row(str(level), *(f"{value:g}" for value in row))
-    console = Console()
-    console.print(table)
+    typer.echo(f"Semantic IDs of {report['items']} items ({report['method']}), level by level:")
+    for name, key in BY_LEVEL.items():
+        typer.echo(f"  {name:12}" + "".join(f"{value:>10g}" for value in report[key]))
     before = report.get("before_assignment")
     was = f" ({before['colliding_items']} before assignment)" if before else ""
-    console.print(f"items that share their ID: {report['colliding_items']}{was}")
-    console.print(f"largest leaf: {report['largest_leaf']}")
+    typer.echo(f"items that share their ID: {report['colliding_items']}{was}")
     if before:
-        console.print(
+        typer.echo(
             f"unexplained variance: {report['reconstruction_error']:.4f} "
             f"({before['reconstruction_error']:.4f} before assignment)"
         )
-    if placed := report.get("placed"):
-        console.print(
-            f"items whose first code would be right if they were new: {placed['first_code']:.1%} "
-            f"({placed['by_chance']:.1%} by chance)"
+    if as_new := report.get("as_new"):
+        typer.echo(
+            f"items whose first code would be right if they were new: {as_new['first_code']:.1%} "
+            f"({as_new['by_chance']:.1%} by chance)"
         )
 
 
@@ -145,24 +136,16 @@ def _imported(dataset: Dataset) -> tuple[np.ndarray[Any, np.dtype[np.int32]], di
     return dataset.codes.astype(np.int32), health(dataset.codes)
 
 
-def default_codebook_size(items: int) -> int:
-    """Codes per level for a number of items: about 16 items for each code of the first level.
-
-    >>> [default_codebook_size(items) for items in (5, 50, 1_200, 12_000)]
-    [5, 8, 64, 256]
-    """
-    return min(max(1 << (items // 16).bit_length() >> 1, 8), 256, items)
-
-
 def level_sizes(config: IdsConfig, items: int) -> tuple[int, ...]:
     """Codes of each level for a number of items.
 
     >>> level_sizes(IdsConfig(levels=2, codebook_size=(4096, 64)), 12_000)
     (4096, 64)
-    >>> level_sizes(IdsConfig(levels=2, codebook_size=None), 12_000)
-    (256, 256)
+    >>> [level_sizes(IdsConfig(levels=1, codebook_size=None), n)[0] for n in (5, 50, 1_200, 12_000)]
+    [5, 8, 64, 256]
     """
-    size = config.codebook_size or default_codebook_size(items)
+    # Without a number, about 16 items for each code of the first level.
+    size = config.codebook_size or min(max(1 << (items // 16).bit_length() >> 1, 8), 256, items)
     return size if isinstance(size, tuple) else (size,) * config.levels
 
 
@@ -200,7 +183,7 @@ def _learned(
     if features.as_new is not None:
         placed = quantizer.encode(features.as_new)
         np.save(folder / ITEM_ENCODER / PLACED, placed, allow_pickle=False)
-        report["placed"] = agreement(placed, codes)
+        report["as_new"] = agreement(placed, codes)
     return codes, report
 
 
@@ -217,7 +200,3 @@ def _features(
     known = features.matrix.shape[1] - features.blocks.get("predicted", 0)
     np.save(folder / "features.npy", features.matrix[:, :known], allow_pickle=False)
     return features
-
-
-def _summary(report: dict[str, Any]) -> dict[str, Any]:
-    return {key: report[key] for key in ("items", "levels", "used_codes", "colliding_items")}

@@ -1,8 +1,8 @@
 """The training loop: steps, schedule, validation, checkpoints, log.
 
 `fit` takes a loss module, batches and a validation callback. accelerate connects processes, so the
-same program runs on a CPU, a GPU, or several under `accelerate launch`: each process has all
-parameters (DDP), or a shard of them (FSDP, torch's `fully_shard` per layer).
+same program runs on a CPU, a GPU, or several under `accelerate launch`, where each process has all
+parameters and batches of its own (DDP).
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import atexit
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,13 +27,13 @@ from torch import nn
 from recsys.errors import ConfigError
 from recsys.progress import Bar, say, track
 from recsys.training.settings import LoopConfig
-from recsys.training.state import Checkpoints, Progress, restore_trainable, trainable_state, whole
+from recsys.training.state import Checkpoints, Progress, restore_trainable, trainable_state
 
 LOG = "log.jsonl"
 LOG_EVERY_STEPS = 50
 BETAS = (0.9, 0.98)  # of AdamW
+CLIP = 1.0  # largest norm of the gradient
 UNTIMED = 0.05  # first part of a time budget, which the schedule does not count
-SHARDED = "ACCELERATE_USE_FSDP"  # set by `accelerate launch` for a configuration with FSDP
 
 
 @atexit.register
@@ -135,11 +134,6 @@ class _Run:
         self.accelerator = Accelerator()
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         torch.manual_seed(self.seed + self.accelerator.process_index)
-        self.sharded = self.world > 1 and os.environ.get(SHARDED, "").lower() == "true"
-        if self.sharded:
-            # Frozen parameters need no higher precision than the matrix products.
-            dtype = autocast_dtype(config.precision, self.device)
-            _shard(module, self.device, frozen=dtype)
         self.optimizer = make_optimizer(module.to(self.device), config)
         resumed = checkpoints.load(module, self.optimizer)
         self.progress, self.best = resumed or (Progress(), {})
@@ -149,12 +143,10 @@ class _Run:
             say(f"{self.name}: resuming at step {at} after {spent:.0f} s")
         if self.main:
             say(f"{self.name}: on {self.device}")
-        self.wrapped: Any = module
-        if not self.sharded:
-            self.wrapped = self.accelerator.prepare(module, device_placement=[False])
+        self.wrapped = self.accelerator.prepare(module, device_placement=[False])
         self.loss = torch.tensor(self.progress.loss_sum, device=self.device)
         self.start = time.monotonic() - self.progress.seconds
-        in_epoch = -(-self.data.count() // (config.accumulate * self.world))
+        in_epoch = -(-self.data.count() // self.world)
         epochs = max(config.epochs, -(-config.min_steps // in_epoch))
         steps = epochs * in_epoch
         self.total_steps = min(steps, config.max_steps or steps)
@@ -174,7 +166,7 @@ class _Run:
         progress, patience = self.progress, self.config.patience
         timed = not math.isinf(self.budget_s)
         left = self.budget_s - self.seconds if timed else self.total_steps - progress.step
-        shown = track(self.name, max(left, 0)) if self.main else nullcontext(_NoBar())
+        shown = track(self.name, max(left, 0)) if self.main else nullcontext()
         with shown as bar:
             while self._spent() < 1 and not 0 < patience <= progress.stale:
                 self._epoch(bar, timed)
@@ -187,17 +179,15 @@ class _Run:
             self._checkpoint()
         if self.best:
             restore_trainable(self.module, self.best)
-        if self.sharded:
-            _unshard(self.module)
         self.module.eval()
         return progress
 
-    def _epoch(self, bar: Bar, timed: bool) -> None:
+    def _epoch(self, bar: Bar | None, timed: bool) -> None:
         """Train to the end of the epoch or of the budget."""
-        progress, group = self.progress, self.config.accumulate * self.world
+        progress = self.progress
         batches = self.data.epoch(progress.epoch, progress.batch)
         last = time.monotonic()
-        while step := list(islice(batches, group)):
+        while step := list(islice(batches, self.world)):
             share = self._spent()
             if share >= 1:
                 return
@@ -205,7 +195,8 @@ class _Run:
             now = time.monotonic()
             rate = progress.tokens / self.seconds
             amount = now - last if timed else 1
-            bar.advance(amount, epoch=progress.epoch + 1.0, tokens_per_s=rate, **self.shown)
+            if bar is not None:
+                bar.advance(amount, epoch=progress.epoch + 1.0, tokens_per_s=rate, **self.shown)
             last = now
             if progress.step % LOG_EVERY_STEPS == 0:
                 self._write_loss()
@@ -214,36 +205,25 @@ class _Run:
         progress.epoch, progress.batch = progress.epoch + 1, 0
 
     def _step(self, group: list[Inputs], share: float) -> None:
-        """One optimizer step on this process's batches of the group."""
+        """One optimizer step on this process's batch of the group."""
         progress, accelerator = self.progress, self.accelerator
-        mine = group[accelerator.process_index :: self.world] or group[:1]
+        batch = group[accelerator.process_index % len(group)]
         rate = self._learning_rate(share)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
-        for number, batch in enumerate(mine, 1):
-            inputs = [
-                torch.from_numpy(array).to(self.device, non_blocking=True) for array in batch.inputs
-            ]
-            # Gradients are synchronised once per step, with its last batch.
-            with self._synchronise(number == len(mine)):
-                loss = self.wrapped(*inputs) / len(mine)
-                accelerator.backward(loss)
-            self.loss += loss.detach()
-            progress.tokens += batch.size
-        if self.config.clip:
-            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip)
+        inputs = [
+            torch.from_numpy(array).to(self.device, non_blocking=True) for array in batch.inputs
+        ]
+        loss = self.wrapped(*inputs)
+        accelerator.backward(loss)
+        self.loss += loss.detach()
+        progress.tokens += batch.size
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad()
         progress.step += 1
         progress.loss_steps += 1
         progress.batch += len(group)
-
-    def _synchronise(self, last: bool) -> AbstractContextManager[Any]:
-        """A context in which the backward pass synchronises gradients only for the last batch."""
-        if self.sharded:
-            self.wrapped.set_requires_gradient_sync(last)
-            return nullcontext()
-        return nullcontext() if last else self.accelerator.no_sync(self.wrapped)
 
     def _learning_rate(self, share: float) -> float:
         """Linear warm-up by steps, then a cosine over the spent share of the budget."""
@@ -264,12 +244,10 @@ class _Run:
     def _evaluate(self) -> None:
         progress = self.progress
         metrics: dict[str, float] = {}
-        with _unsharded(self.module) if self.sharded else nullcontext():
-            # Sharded layers must run on all processes; the main process's metrics are used.
-            if self.validate is not None and (self.main or self.sharded):
-                self.module.eval()
-                metrics = self.validate()
-                self.module.train()
+        if self.validate is not None and self.main:
+            self.module.eval()
+            metrics = self.validate()
+            self.module.train()
         metrics = self._agree(metrics)
         progress.evaluated = progress.step
         if metrics:
@@ -316,54 +294,6 @@ class _Run:
         return broadcast_object_list([value])[0] if self.world > 1 else value
 
 
-def _shard(module: nn.Module, device: torch.device, *, frozen: torch.dtype) -> None:
-    """Shard the parameters over the processes (FSDP2), layer by layer.
-
-    Args:
-        module: the layers of its longest list are sharded one by one, the rest together.
-        device: of this process.
-        frozen: type of the parameters that are not trained.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    for parameter in module.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(frozen)
-    module.to(device)
-    lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
-    for layer in max(lists, key=len, default=()):
-        fully_shard(layer)
-    fully_shard(module)
-
-
-@contextmanager
-def _unsharded(module: nn.Module) -> Iterator[None]:
-    """A context in which every process has all parameters, to run any part of the model."""
-    from torch.distributed.fsdp import FSDPModule
-
-    parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
-    for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
-    yield
-    for part in parts:
-        part.reshard()
-        part.set_reshard_after_forward(part is not module, recurse=False)
-
-
-def _unshard(module: nn.Module) -> None:
-    """Replace the shards by whole parameters, for saving; the model cannot be trained further."""
-    made: dict[int, nn.Parameter] = {}
-    for owner in module.modules():
-        for name, parameter in owner._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in made:  # tied ones stay tied
-                value = whole(parameter.detach()).cpu()
-                made[id(parameter)] = torch.nn.Parameter(value, parameter.requires_grad)
-            owner._parameters[name] = made[id(parameter)]
-
-
 def make_optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimizer:
     """AdamW with weight decay on matrices only."""
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -372,13 +302,6 @@ def make_optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimiz
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
-
-
-class _NoBar:
-    """The progress bar of all processes but the main one: shows nothing."""
-
-    def advance(self, amount: float = 1, **columns: float | str) -> None:
-        """Do nothing."""
 
 
 class _Log:

@@ -50,7 +50,6 @@ def atspeed_s(
     top: int,
     *,
     density: bool = True,
-    temperature: float | None = None,
     released: bool = False,
 ) -> torch.Tensor:
     """AtSpeed-S with the sign of the density that the authors released, renormalised, at one step.
@@ -61,25 +60,17 @@ def atspeed_s(
     where there are fewer. The first sum is the reverse KL, the second, with its sign, p'(y_K) times
     the entropy of q'. For a given V_c the minimum is q' proportional to p'^(1 / (1 - p'(y_K))): the
     target, slightly sharper. The released code does not renormalise: it has p and q as they are
-    over V_c, or with its switch `constrained_softmax` a softmax over probabilities.
+    over V_c. (Its switch `constrained_softmax` takes a softmax over probabilities / .001.)
 
     Args:
         log_p: (..., C) normalised over the tokens that are compared.
         log_q: (..., C) likewise.
         top: K, the size of V_c, the most probable tokens under q.
         density: False omits the entropy (the ablation "w/o DR"); the reverse KL stays renormalised.
-        temperature: if given, p' and q' are softmax(p / temperature) and softmax(q / temperature)
-            over V_c, of probabilities instead of log-probabilities: the switch, which the authors'
-            training script uses with `SCRIPT`.
-        released: p' and q' are p and q, without the switch.
+        released: p' and q' are p and q, as in the released code without its switch.
     """
     chosen = log_q.detach().topk(min(top, log_q.shape[-1]), dim=-1).indices  # V_c, best first
     log_p, log_q = log_p.gather(-1, chosen), log_q.gather(-1, chosen)
-    if temperature is not None:
-        padding = log_q < NOWHERE / 2  # a probability of 0 would get a share of softmax(0)
-        log_p, log_q = (
-            (v.exp() / temperature).masked_fill(padding, NOWHERE) for v in (log_p, log_q)
-        )
     if not released:
         log_p, log_q = log_p.log_softmax(-1), log_q.log_softmax(-1)
     q = log_q.exp()

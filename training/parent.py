@@ -56,9 +56,7 @@ def check_codes(parent: Bundle, material: Material) -> None:
     there, here = parent.catalog.codes[known[shared]], material.codes[shared]
     differ = np.flatnonzero((there != here).any(axis=1))
     if len(differ):
-        example = differ[0]
         raise ConfigError(
-            f"parent: {len(differ)} of {len(shared)} items have other codes than in "
-            f"{parent.path}, for one {str(ids[shared[example]])!r}: "
-            f"{tuple(there[example].tolist())} there, {tuple(here[example].tolist())} here{remedy}"
+            f"parent: {len(differ)} of {len(shared)} items have other codes than in {parent.path}, "
+            f"such as {str(ids[shared[differ[0]]])!r}{remedy}"
         )

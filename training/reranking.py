@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,20 +88,18 @@ class Candidates:
 def fit(
     candidates: Candidates,
     shape: Reranker,
-    sources: Sequence[str] | None = None,
     *,
     network: bool = False,
 ) -> Reranker:
-    """Weights for the features of some sources; those of the prior where no user has a hit.
+    """Weights for the features of the sources; those of the prior where no user has a hit.
 
     Args:
         candidates: validation users.
         shape: its numbers of candidates and nodes are kept.
-        sources: whose features may have weight; None for all.
         network: also train a network, if any user has a hit.
     """
     there = candidates.there
-    names, features = feature_matrix(candidates.values, there, sources or list(candidates.values))
+    names, features = feature_matrix(candidates.values, there, list(candidates.values))
     prior = np.array([PRIOR.get(name, 0.0) for name in names])
     weights = _weights(candidates, features, np.zeros(candidates.items.shape), PENALTY, prior)
     linear = replace(shape, weights=dict(zip(names, weights, strict=True)), network=None)
@@ -232,7 +230,6 @@ def _maximise(
 def cross_fit(
     candidates: Candidates,
     shape: Reranker,
-    sources: Sequence[str] | None = None,
     *,
     network: bool = False,
 ) -> NDArray[np.int64]:
@@ -241,19 +238,14 @@ def cross_fit(
     scores = np.zeros(candidates.items.shape)
     for number in range(FOLDS):
         rows, others = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-        reranker = fit(candidates.take(others), shape, sources, network=network)
+        reranker = fit(candidates.take(others), shape, network=network)
         own = candidates.take(rows)
         scores[rows] = reranker.score(own.values, own.there)
     return ranks_by(candidates, scores)
 
 
-def rank_targets(candidates: Candidates, reranker: Reranker) -> NDArray[np.int64]:
-    """(n,) number of candidates before the next item; a large number if it is none of them."""
-    return ranks_by(candidates, reranker.score(candidates.values, candidates.there))
-
-
 def ranks_by(candidates: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(n,) ranks as of `rank_targets`, by (n, w) scores."""
+    """(n,) candidates before the next item by (n, w) scores; `MISSED` if it is none of them."""
     hit = candidates.hits
     column = hit.argmax(axis=1)
     own = scores[np.arange(len(column)), column][:, None]
@@ -304,7 +296,10 @@ def choose(
         source: Reranker.of_source(source, shape.candidates, shape.nodes)
         for source in candidates.values
     }
-    ranks = {name: rank_targets(candidates, reranker) for name, reranker in servable.items()}
+    ranks = {
+        name: ranks_by(candidates, reranker.score(candidates.values, candidates.there))
+        for name, reranker in servable.items()
+    }
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
     begun = time.monotonic()

@@ -44,7 +44,6 @@ from recsys.training.objective import soft_cross_entropy
 from recsys.training.parent import open_parent
 from recsys.training.settings import SasRecConfig, check_sasrec
 from recsys.training.soft_labels import SoftLabels
-from recsys.training.state import whole
 from recsys.training.supervised import (
     NOTHING_TO_TRAIN_ON,
     budget,
@@ -291,10 +290,11 @@ class SasRecModel(nn.Module):
             ),
             POSITIONS: self.positions.weight,
         }
-        for name, weight in self.encoder.named_parameters():  # a state dict would be sharded
+        for name, weight in self.encoder.named_parameters():
             weights[name if name.startswith("layers.") else f"{NORM}.{name.split('.')[1]}"] = weight
-        weights = {name: whole(weight.detach()) for name, weight in weights.items()}
-        arrays = {name: weight.float().cpu().numpy().copy() for name, weight in weights.items()}
+        arrays = {
+            name: weight.detach().float().cpu().numpy().copy() for name, weight in weights.items()
+        }
         return SasRec(arrays, self._config.heads, self._config.window)
 
 

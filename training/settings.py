@@ -30,7 +30,7 @@ ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of th
 # The teacher's trees.
 ON_TREES = tuple(name for name in get_args(Objective) if name not in ("sft", *ON_WORDS))
 Ablation = Literal[
-    "released", "temperature", "no-density", "node-tokens", "unconstrained", "top-1", "last-beams",
+    "released", "no-density", "node-tokens", "unconstrained", "top-1", "last-beams",
 ]  # fmt: skip
 # Objectives whose optimum is the target itself need no recommendation loss.
 _COMPLETE = ("tree-kd", "margin-kd")
@@ -59,10 +59,6 @@ class LoopConfig:
     """Steps of linear warm-up, followed by a cosine decay."""
     weight_decay: float = internal(default=0.05)
     """Weight decay of matrices; norms have none."""
-    clip: float = internal(default=1.0)
-    """Largest norm of the gradient; 0 does not clip."""
-    accumulate: PositiveInt = internal(default=1)
-    """Batches per step."""
     precision: Precision = internal(default="auto")
     """Precision of matrix products: `bf16`, `float32`, or `auto`, which is bf16 if the processor
     supports it in hardware."""
@@ -312,13 +308,11 @@ class TargetConfig(SupervisedConfig):
 class TeacherConfig:
     """Section `teacher`."""
 
-    source: Literal["target", "mixture"] = "target"
-    """The model to search with: the target p, or a `mixture` with the draft q, (q + p) / 2."""
+    draft: Folder | None = None
+    """Folder of a draft artifact q, of another run or variant: the mixture (q + p) / 2 is searched
+    instead of the target p (AtSpeed's D')."""
     mixture: Annotated[float, Field(ge=0, le=1)] = internal(default=0.5)
     """Share of the target in the mixture (lambda of AtSpeed's eq. 3)."""
-    draft: Folder | None = None
-    """Folder of the draft artifact q; by default the run's own. Its weights are read only while the
-    teacher data are made."""
     beams: PositiveInt = 20
     """K."""
     histories: NonNegativeInt = 20_000
@@ -393,10 +387,10 @@ class DraftConfig(SupervisedConfig):
     .5, or 1 for tree-kd and margin-kd; state-kd takes none."""
     ablations: tuple[Ablation, ...] = ()
     """How the objective is changed, for those who study it: `released` (atspeed-s and atspeed-r as
-    in the authors' code), `temperature` (atspeed-s as in their training script), `no-density` (no
-    density regularisation in atspeed-s), `node-tokens` (atspeed-s compares only tokens that the
-    trie allows at a node), `unconstrained` (compare the whole vocabulary), `top-1` (learn from the
-    best sequence only), `last-beams` (only from those of the last step)."""
+    in the authors' code), `no-density` (no density regularisation in atspeed-s), `node-tokens`
+    (atspeed-s compares only tokens that the trie allows at a node), `unconstrained` (compare the
+    whole vocabulary), `top-1` (learn from the best sequence only), `last-beams` (only from those of
+    the last step)."""
     base: Folder | None = None
     """Folder of a pretrained checkpoint with its tokenizer, which must be the target's; replaces
     the sizes, `layers` and `init_from_target`. A run with a parent continues from the parent's

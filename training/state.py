@@ -3,8 +3,7 @@
 A checkpoint is a folder `step-<n>` that is written under another name and renamed, so that it is
 always complete; then the previous one is removed. Tensors are safetensors, numbers are JSON.
 
-With sharded parameters (FSDP) a checkpoint has whole tensors too: all processes gather them and the
-main process writes. A run may therefore be resumed with another number of processes.
+The main process writes, and a run may be resumed with another number of processes.
 """
 
 from __future__ import annotations
@@ -83,10 +82,10 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint, then remove older ones. All processes must call it."""
         names = _names(model)
-        tensors = {_WEIGHT + name: whole(p.detach()) for name, p in names.items()}
+        tensors = {_WEIGHT + name: p.detach() for name, p in names.items()}
         for name, parameter in names.items():
             for key, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{_OPTIMIZER}{key}.{name}"] = whole(value)
+                tensors[f"{_OPTIMIZER}{key}.{name}"] = value
         # Each process has its own random numbers for dropout.
         for kind, states in _generators(names.values()).items():
             tensors |= {f"{_RNG}{kind}.{rank}": state for rank, state in enumerate(states)}
@@ -148,14 +147,12 @@ class Checkpoints:
             )
         with torch.no_grad():
             for name, parameter in names.items():
-                parameter.copy_(_like(parameter, tensors[_WEIGHT + name]))
+                parameter.copy_(tensors[_WEIGHT + name])
         for key, value in tensors.items():
             if key.startswith(_OPTIMIZER):
                 slot, _, name = key.removeprefix(_OPTIMIZER).partition(".")
                 parameter = names[name]
-                optimizer.state[parameter][slot] = (
-                    _like(parameter, value) if value.ndim else value.to(parameter.device)
-                )
+                optimizer.state[parameter][slot] = value.to(parameter.device)
         mine = {kind: f"{_RNG}{kind}.{_rank()}" for kind in ("cpu", "cuda")}
         if mine["cpu"] in tensors:  # an additional process keeps its new state
             torch.set_rng_state(tensors[mine["cpu"]])
@@ -165,32 +162,15 @@ class Checkpoints:
 
 
 def trainable_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of the trained parameters, whole and on the host. All processes must call it."""
-    return {name: whole(p.detach()).cpu().clone() for name, p in _names(model).items()}
+    """A copy of the trained parameters on the host."""
+    return {name: p.detach().cpu().clone() for name, p in _names(model).items()}
 
 
 def restore_trainable(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Load the result of `trainable_state` into the model."""
     with torch.no_grad():
         for name, parameter in _names(model).items():
-            parameter.copy_(_like(parameter, state[name]))
-
-
-def whole(value: torch.Tensor) -> torch.Tensor:
-    """Gather a tensor that may be sharded; then all processes must call it."""
-    # Importing torch's sharded tensors for a type check would take a second.
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def _like(parameter: Any, value: torch.Tensor) -> torch.Tensor:
-    """Move a whole tensor to the device of `parameter`, and shard it in the same way."""
-    value = value.to(parameter.device)
-    if not hasattr(parameter, "placements"):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return distribute_tensor(value, mesh, placements, src_data_rank=None)
+            parameter.copy_(state[name])
 
 
 def _rank() -> int:

@@ -29,7 +29,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from recsys.artifacts import MANIFEST, Output, Workspace, read_manifest
+from recsys.artifacts import Output, Workspace, read_manifest
 from recsys.config import as_dict, build
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
@@ -181,15 +181,11 @@ class Trees:
     @classmethod
     def concatenate(cls, parts: Sequence[Trees]) -> Trees:
         """Join several sets of trees."""
+        names = [field.name for field in fields(cls)]
+        joined = {n: np.concatenate([getattr(part, n) for part in parts]) for n in names}
         lengths = np.concatenate([np.diff(part.starts) for part in parts])
-        return cls(
-            np.concatenate([part.states for part in parts]),
-            np.concatenate([part.parents for part in parts]),
-            np.concatenate([part.scores for part in parts]),
-            np.concatenate([part.log_probs for part in parts]),
-            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            np.concatenate([part.level_log_probs for part in parts]),
-        )
+        joined["starts"] = np.append(0, np.cumsum(lengths)).astype(np.int64)
+        return cls(**joined)
 
 
 def child_counts(states: NDArray[np.int32], trie: ItemTrie) -> list[NDArray[np.int64]]:
@@ -328,16 +324,13 @@ class Teacher:
                 ),
                 np.concatenate([shard["following"] for shard in shards]),
             )
-            trees = Trees.concatenate([_trees(shard) for shard in shards])
+            names = [field.name for field in fields(Trees)]
+            trees = Trees.concatenate([Trees(**{n: shard[n] for n in names}) for shard in shards])
         except (KeyError, OSError, ValueError) as error:
             raise ArtifactError(
                 f"{path}: {error}; run `recsys train teacher --force` again"
             ) from error
         return cls(prompts, trees, build(TeacherConfig, values, where=KIND))
-
-
-def _trees(shard: dict[str, NDArray[Any]]) -> Trees:
-    return Trees(**{field.name: shard[field.name] for field in fields(Trees)})
 
 
 def stage(context: Context, level_tokens: bool | None = None, minutes: float = math.inf) -> Path:
@@ -362,15 +355,12 @@ def stage(context: Context, level_tokens: bool | None = None, minutes: float = m
     limited = not (math.isinf(minutes) or context.settings.sets(KIND, "histories"))
     end = time.monotonic() + 60 * minutes if limited else math.inf
     parents = workspace.digests("dataset", "ids", "target")
-    folder = config.draft or workspace.run("draft")
-    if config.source == "mixture":
-        parents["draft"] = _draft_digest(context, config, folder)
+    if config.draft is not None:
+        parents["draft"] = read_manifest(config.draft, "draft").digest
     settings = as_dict(config) | {"seed": context.settings.seed}
     output = context.output(KIND, settings, parents)
     if output.is_current():
         return output.path
-    if config.source == "mixture":
-        parents["draft"] = read_manifest(folder, "draft").digest
     accelerator = Accelerator()
     partial = workspace.run(f"{KIND}.partial")
     size = LIMITED_BATCHES * config.batch if limited else config.shard
@@ -385,7 +375,7 @@ def stage(context: Context, level_tokens: bool | None = None, minutes: float = m
         target.encoder,
         DeviceTrie.of(ItemTrie.build(target.encoder.item_tokens), device),
         target.load_model(device),
-        load_trained(folder, device) if config.source == "mixture" else None,
+        None if config.draft is None else load_trained(config.draft, device),
     )
     count = -(-len(prompts) // size)
     # Every shard has prompts of all lengths, so that those written before the end are a sample.
@@ -403,20 +393,6 @@ def stage(context: Context, level_tokens: bool | None = None, minutes: float = m
         _gather(output, partial, {"histories": sum(written), "shards": len(written)})
     accelerator.wait_for_everyone()
     return output.path
-
-
-def _draft_digest(context: Context, config: TeacherConfig, folder: Path) -> str:
-    """Digest of the draft that a mixture is searched with.
-
-    The run's own draft is replaced by the draft that is trained on these data, and that change must
-    not invalidate them: the digest of the draft that they were made with counts.
-    """
-    path = context.workspace.run(KIND)
-    if config.draft is None and (path / MANIFEST).is_file():
-        known = read_manifest(path, KIND).parents.get("draft")
-        if known:
-            return known
-    return read_manifest(folder, "draft").digest
 
 
 def _draw_prompts(workspace: Workspace, config: TeacherConfig, seed: int) -> Prompts:

@@ -21,7 +21,7 @@ from recsys.prompts import PromptEncoder
 
 RANKED = 64  # users per batch of a ranking
 DRAFTED = 25  # users per batch of a speculative search
-TOP = 10
+TOP, BEAMS = 10, 20  # K of the metrics, and of the beam search
 
 
 def discounted_gains(hits: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -43,14 +43,12 @@ class Validation:
         encoder: history -> prompt.
         examples: histories and targets, similar lengths together.
         trie: the catalog.
-        num_beams: K of the beam search, at least 10.
     """
 
     model: Any
     encoder: PromptEncoder
     examples: Examples
     trie: ItemTrie
-    num_beams: int = 20
 
     @classmethod
     def of(
@@ -59,11 +57,10 @@ class Validation:
         encoder: PromptEncoder,
         dataset: Dataset,
         users: int,
-        num_beams: int = 20,
     ) -> Validation:
         """Validate on at most `users` users."""
         examples = dataset.validation().sample(users)
-        return cls(model, encoder, examples, ItemTrie.build(encoder.item_tokens), num_beams)
+        return cls(model, encoder, examples, ItemTrie.build(encoder.item_tokens))
 
     def __call__(self) -> dict[str, float]:
         """`ndcg@10` and `recall@10`, means over users."""
@@ -78,7 +75,7 @@ class Validation:
             part = histories.take(np.arange(start, min(start + RANKED, len(targets))))
             excluded = [self.trie.excluded_rows(items) for items in part.left_out(True)]
             request = SearchRequest(self.encoder.encode_all(part), exclude=excluded)
-            beams = beam_search(self.model, request, self.trie, self.num_beams)
+            beams = beam_search(self.model, request, self.trie, BEAMS)
             rows = beams.rows[:, :TOP].cpu().numpy()
             wanted = self.trie.item_row[targets[start : start + RANKED]]
             # A row that n items share contributes 1 / n of its gain for each of them.

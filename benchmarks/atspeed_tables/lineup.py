@@ -1,7 +1,7 @@
 """The drafts that are compared: every objective, and AtSpeed's ablations.
 
 A variant is a name and settings. All variants of a run share the target and the seeds, start from
-random weights as the paper's, and train for the same time or the same number of steps.
+random weights as the paper's, and train for the same number of steps.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.training.settings import ON_TREES, Objective
-
-Budget = Literal["time", "steps"]
 
 PUBLISHED = ("sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r")
 # Without `state-kd`, whose drafts are no language models.
@@ -29,8 +27,6 @@ TITLES = {
 STRICT, RELAXED = "atspeed-s", "atspeed-r"  # objectives that the paper studies
 PRINTED = "atspeed-s-eq4"  # searches the mixture of target and draft, as the paper prints
 
-BUDGETS = {"time": "equal time", "steps": "equal steps"}  # what is equal, in words
-
 # Ablations by objective (figure 3 and table 4 of the paper), and how the released losses and the
 # training script differ from the printed ones: name -> value of `draft.ablations`.
 _OF_BOTH = {
@@ -38,13 +34,9 @@ _OF_BOTH = {
     "last step's beams": "last-beams",
 }  # fmt: skip
 ABLATIONS: dict[str, dict[str, str]] = {
-    STRICT: {
-        "no density": "no-density", **_OF_BOTH, "allowed tokens only": "node-tokens",
-        "temperature .001": "temperature",
-    },
+    STRICT: {"no density": "no-density", **_OF_BOTH, "allowed tokens only": "node-tokens"},
     RELAXED: _OF_BOTH,
 }  # fmt: skip
-EPOCHS = 20  # passes over a draft's data, at most, in equal time
 
 # Settings of every variant, whatever the configuration says of the deployed draft.
 PLAIN: dict[str, Any] = {
@@ -67,29 +59,6 @@ def title_of(objective: str) -> str:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the drafts of a run have in common.
-
-    Attributes:
-        budget: `time` or `steps`, whichever is equal.
-        minutes: training of a draft, in equal time.
-        steps: training of a draft, in equal steps.
-    """
-
-    budget: Budget
-    minutes: float
-    steps: int
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The same as settings of section `draft`."""
-        if self.budget == "steps":
-            steps = {"min_steps": self.steps, "max_steps": self.steps}
-            return {"epochs": 1, "max_minutes": None, **steps}
-        return {"epochs": EPOCHS, "max_minutes": self.minutes, "min_steps": 0, "max_steps": None}
-
-
-@dataclass(frozen=True)
 class Variant:
     """One draft.
 
@@ -98,20 +67,17 @@ class Variant:
         seed: of its training.
         change: difference from the plain objective, in words; "" for none.
         options: the same difference as settings of section `draft`.
-        budget: `time` or `steps`, what it has in common with the drafts it is compared with.
     """
 
     objective: str
     seed: int = 0
     change: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    budget: Budget = "time"
 
     @property
     def key(self) -> str:
         """Name of its folder."""
-        budget = "" if self.budget == "time" else self.budget
-        words = [self.objective, self.change, budget, str(self.seed)]
+        words = [self.objective, self.change, str(self.seed)]
         safe = ["".join(c if c.isalnum() or c in "-." else "-" for c in w) for w in words if w]
         return "_".join(safe)
 
@@ -135,8 +101,7 @@ class Variant:
     @property
     def teacher(self) -> str:
         """Name of the teacher's folder."""
-        own = f"_{self.budget}" if self.source == "mixture" else ""
-        return f"teacher-{self.source}{own}_{self.seed}"
+        return f"teacher-{self.source}_{self.seed}"
 
     @property
     def wave(self) -> int:
@@ -164,26 +129,27 @@ class DraftSpace(Workspace):
 
 
 def derive_settings(
-    settings: Settings, variant: Variant, limits: Limits, workspace: Workspace
+    settings: Settings, variant: Variant, steps: int, workspace: Workspace
 ) -> Settings:
-    """The settings of a run, changed for one variant that trains within `limits`."""
+    """The settings of a run, changed for one variant that trains for so many steps."""
     values = settings.values
     draft = {**values.get("draft", {}), **PLAIN}
     # Settings of a draft cut from its target do not fit one from scratch.
     draft |= SCRATCH if draft.get("init_from_target", True) else {"init_from_target": False}
-    draft |= {**limits.settings, **variant.options}
+    draft |= {"epochs": 1, "max_minutes": None, "min_steps": steps, "max_steps": steps}
+    draft |= variant.options
     draft["objective"] = variant.objective
     # One set of teacher data for all objectives that search the target.
-    teacher = {**values.get("teacher", {}), "source": "target", "level_tokens": True}
+    teacher = {**values.get("teacher", {}), "draft": None, "level_tokens": True}
     if variant.source == "mixture":
         sft = DraftSpace.seen_by(
             workspace, replace(variant, objective="sft", change="", options={})
         )
-        teacher |= {"source": "mixture", "draft": str(sft.run("draft")), "level_tokens": False}
+        teacher |= {"draft": str(sft.run("draft")), "level_tokens": False}
     return Settings({**values, "seed": variant.seed, "draft": draft, "teacher": teacher})
 
 
-def list_variants(parts: Sequence[str], budget: Budget) -> list[Variant]:
+def list_variants(parts: Sequence[str]) -> list[Variant]:
     """All drafts that the parts of an experiment need, of one seed."""
     changes: list[tuple[str, str, dict[str, Any]]] = [(name, "", {}) for name in OBJECTIVES]
     if "ablations" in parts:
@@ -192,6 +158,4 @@ def list_variants(parts: Sequence[str], budget: Budget) -> list[Variant]:
             for objective, ablations in ABLATIONS.items()
             for change, ablation in ablations.items()
         ]
-    return [
-        Variant(objective, 0, change, options, budget) for objective, change, options in changes
-    ]
+    return [Variant(objective, 0, change, options) for objective, change, options in changes]

@@ -37,17 +37,13 @@ class Scene:
     """A target and test users.
 
     Attributes:
-        model: of Hugging Face, in float32.
-        target: the same as the searches use it.
-        catalog: (items, L) tokens.
+        target: in float32.
         trie: of the catalog.
         prompts: of the users, sorted by length.
         targets: test items of the users.
     """
 
-    model: Any
     target: TreeModel
-    catalog: NDArray[np.int64]
     trie: ItemTrie
     prompts: list[NDArray[np.int64]]
     targets: Histories
@@ -73,12 +69,10 @@ def load_draft(workspace: Workspace) -> TreeModel:
 def load_scene(workspace: Workspace, users: int) -> Scene:
     """The target and at most `users` users of the test split, always the same ones."""
     trained = TrainedTarget.load(workspace)
-    encoder, model = trained.encoder, trained.load_model(device())
+    encoder = trained.encoder
     examples = Dataset.load(workspace.dataset).examples("test", "all").sample(users)
     return Scene(
-        model,
-        TreeModel.of(model),
-        encoder.item_tokens,
+        TreeModel.of(trained.load_model(device())),
         ItemTrie.build(encoder.item_tokens),
         encoder.encode_all(examples.histories),
         examples.targets,

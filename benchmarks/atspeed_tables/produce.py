@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atspeed_tables.lineup import DraftSpace, Limits, Variant, derive_settings
+from atspeed_tables.lineup import DraftSpace, Variant, derive_settings
 from recsys.artifacts import read_manifest
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.training import draft, teacher
 
 
-def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> dict[str, Any]:
+def run_stage(kind: str, variant: Variant, context: Context, steps: int) -> dict[str, Any]:
     """Run a stage of one variant and describe its artifact as a plain row.
 
     Args:
         kind: `teacher` or `draft`.
         variant: the draft.
         context: settings and workspace of the run.
-        limits: of the training of drafts.
+        steps: of the training of drafts.
     """
     workspace = DraftSpace.seen_by(context.workspace, variant)
-    settings = derive_settings(context.settings, variant, limits, context.workspace)
+    settings = derive_settings(context.settings, variant, steps, context.workspace)
     own = Context(settings, workspace, context.force)
     if kind == "teacher":
         row = {"teacher": variant.teacher, **read_manifest(teacher.stage(own)).info}
@@ -43,7 +43,7 @@ def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> 
     return row
 
 
-def produce(variants: Sequence[Variant], context: Context, limits: Limits) -> list[dict[str, Any]]:
+def produce(variants: Sequence[Variant], context: Context, steps: int) -> list[dict[str, Any]]:
     """Make all teachers and drafts, in waves: each needs only what an earlier one made.
 
     Returns:
@@ -54,5 +54,5 @@ def produce(variants: Sequence[Variant], context: Context, limits: Limits) -> li
         teachers = {v.teacher: v for v in variants if v.wave == wave + 1}
         stages = [("teacher", v) for v in teachers.values()]
         stages += [("draft", v) for v in variants if v.wave == wave]
-        rows += [run_stage(kind, v, context, limits) for kind, v in stages]
+        rows += [run_stage(kind, v, context, steps) for kind, v in stages]
     return rows

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import cast
 
 import torch
 from measuring import Row
@@ -17,14 +16,10 @@ from measuring import Row
 from atspeed_tables import paper
 from atspeed_tables.lineup import (
     ABLATIONS,
-    BUDGETS,
     OBJECTIVES,
-    PRINTED,
     RELAXED,
     STRICT,
-    Budget,
     DraftSpace,
-    Limits,
     Variant,
     list_variants,
 )
@@ -43,7 +38,6 @@ from atspeed_tables.measure import (
 from atspeed_tables.produce import produce
 from atspeed_tables.speed import measure_walltimes
 from recsys.artifacts import Workspace, read_manifest
-from recsys.errors import ConfigError
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
 
@@ -62,11 +56,8 @@ class Options:
         settings: overrides of it, as section.key=value.
         name: of the run; names its folders under $RECSYS_HOME (var/).
         parts: of the experiment.
-        objectives: drafts of others are left out.
-        budget: what drafts that are compared have in common.
         seeds: drafts of each kind, one a seed.
-        minutes: training time of one draft, at most, in equal time.
-        steps: of one draft in equal steps.
+        steps: of the training of each draft.
         users: test users whose accepted levels are counted.
         timed: test users whose requests are timed.
         recall_users: test users whose recommendations are measured.
@@ -79,10 +70,7 @@ class Options:
     settings: tuple[str, ...] = field(default=(), metadata={"type": str})
     name: str = ""
     parts: tuple[str, ...] = field(default=PARTS, metadata={"choices": PARTS})
-    objectives: tuple[str, ...] = field(default=OBJECTIVES, metadata={"choices": OBJECTIVES})
-    budget: str = field(default="steps", metadata={"choices": tuple(BUDGETS)})
     seeds: int = 1
-    minutes: float = 1.0
     steps: int = 1000
     users: int = 200
     timed: int = 20
@@ -90,33 +78,6 @@ class Options:
     ks: tuple[int, ...] = paper.KS
     drafts: int = paper.DRAFTS
     recall_ks: tuple[int, ...] = (5, 10)
-
-    def __post_init__(self) -> None:
-        if not self.minutes > 0:
-            raise ConfigError(f"minutes: expected more than 0, got {self.minutes}")
-        needed = {PRINTED: {"sft"}} if PRINTED in self.objectives else {}
-        if "recall" in self.parts:
-            needed["recall"] = {STRICT, RELAXED}
-        for name, others in needed.items():
-            if missing := sorted(others.difference(self.objectives)):
-                raise ConfigError(
-                    f"objectives: {name} needs the draft of {missing[0]}; add it, or leave {name} "
-                    f"out of the {'parts' if name == 'recall' else 'objectives'}"
-                )
-
-    @property
-    def limits(self) -> Limits:
-        """What the drafts have in common."""
-        return Limits(cast(Budget, self.budget), self.minutes, self.steps)
-
-    def variant(self, objective: str, change: str = "", options: Row | None = None) -> Variant:
-        """A draft of the first seed."""
-        return Variant(objective, 0, change, options or {}, cast(Budget, self.budget))
-
-    def variants(self, seed: int) -> list[Variant]:
-        """All drafts of one seed."""
-        listed = list_variants(self.parts, cast(Budget, self.budget))
-        return [v.of(seed) for v in listed if v.objective in self.objectives]
 
 
 @dataclass(frozen=True)
@@ -149,17 +110,14 @@ def experiment(context: Context, options: Options) -> Row:
     run_stages(context, ("data", "ids", "target"))
     torch.set_num_threads(1)
     base, parts = context.workspace, options.parts
-    cells = [
-        cell
-        for cell in list_cells(options)
-        if cell.part in parts and cell.variant.objective in options.objectives
-    ]
+    cells = [cell for cell in list_cells(options) if cell.part in parts]
     made: list[Row] = []
     info = read_manifest(base.run("target"), "target").info
     document: Row = {"run": base.name}
     document["target"] = {k: info[k] for k in ("parameters", "epochs", "seconds", "validation")}
+    variants = list_variants(parts)
     for seed in range(options.seeds):
-        made += produce(options.variants(seed), context, options.limits)
+        made += produce([variant.of(seed) for variant in variants], context, options.steps)
     if "recall" in parts:
         document["recall"] = _recall(base, options)
     document["teachers"] = [row for row in made if "teacher" in row]
@@ -167,7 +125,7 @@ def experiment(context: Context, options: Options) -> Row:
     for cell in cells:
         document.setdefault(cell.part, []).append(_row(cell, base, options))
     if "table" in parts:
-        plain = [v for v in options.variants(0) if not v.change]
+        plain = [v for v in variants if not v.change]
         models = {v.objective: load_draft(DraftSpace.seen_by(base, v)) for v in plain}
         questions = [Question(k, v, options.drafts) for v, k in product(VERIFICATIONS, options.ks)]
         scene = load_scene(base, options.users)
@@ -177,15 +135,15 @@ def experiment(context: Context, options: Options) -> Row:
 
 def list_cells(options: Options) -> Iterator[Cell]:
     """Cells of all parts."""
-    n, of = options.drafts, options.variant
+    n = options.drafts
     for objective, verification, k in product(OBJECTIVES, COUNTED, options.ks):
-        yield Cell("table", of(objective), Question(k, verification, n))
+        yield Cell("table", Variant(objective), Question(k, verification, n))
     for (verification, objective), k in product(VERIFICATIONS.items(), options.ks):
         question = Question(k, verification, n)
-        yield Cell("ablations", of(objective), question)
+        yield Cell("ablations", Variant(objective), question)
         for change, ablation in ABLATIONS[objective].items():
-            ablated = of(objective, change, {"ablations": [ablation]})
-            yield Cell("ablations", ablated, question, of(objective))
+            ablated = Variant(objective, 0, change, {"ablations": [ablation]})
+            yield Cell("ablations", ablated, question, Variant(objective))
 
 
 def _row(cell: Cell, base: Workspace, options: Options) -> Row:
@@ -205,9 +163,7 @@ def _row(cell: Cell, base: Workspace, options: Options) -> Row:
 
 def _recall(base: Workspace, options: Options) -> list[Row]:
     """Accuracy of the target, searched and sampled, and of strict and relaxed verification."""
-    strict, relaxed = (
-        DraftSpace.seen_by(base, options.variant(name)) for name in VERIFICATIONS.values()
-    )
+    strict, relaxed = (DraftSpace.seen_by(base, Variant(name)) for name in VERIFICATIONS.values())
     lists: list[Lists] = []
     for k in options.recall_ks:
         lists.append(Lists("target", Question(k, "none")))

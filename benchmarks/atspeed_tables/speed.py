@@ -1,7 +1,4 @@
-"""Walltime speedup of each draft over plain search, one request at a time, drafting included.
-
-Beam search without tree attention, as in the paper's figure 5, is `generate` of Hugging Face.
-"""
+"""Walltime speedup of each draft over plain search, one request at a time, drafting included."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface import allowed_tokens, huggingface_beam_search
 from measuring import Row, Side, compare_times, milliseconds, time_interleaved
 
 from atspeed_tables.measure import Question, Scene, ask
@@ -19,7 +15,7 @@ from recsys.decoding import SearchRequest, beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.progress import say
 
-PLAIN, NO_TREE = "plain search", "beam search without tree attention"
+PLAIN = "plain search"
 
 Search = Callable[[list[Any], list[int]], object]
 """Of prompts, and a seed for each."""
@@ -30,8 +26,7 @@ def measure_walltimes(
 ) -> list[Row]:
     """Rows of each draft and question: milliseconds of a request, and the ratio to plain search.
 
-    Strict questions are compared with beam search, and have a row `NO_TREE`, too; relaxed ones are
-    compared with plain sampling.
+    Strict questions are compared with beam search, relaxed ones with plain sampling.
 
     Args:
         scene: the target and the users; a round is one user.
@@ -40,7 +35,6 @@ def measure_walltimes(
         rounds: users whose requests are timed.
     """
     order = np.random.default_rng(1).permutation(len(scene.prompts))
-    allowed = allowed_tokens(scene.catalog)
 
     def run(search: Search, number: int) -> None:
         user = int(order[number % len(order)])
@@ -52,8 +46,6 @@ def measure_walltimes(
     for question in questions:
         say(f"times, {question.verification}, K = {question.beams} ...")
         searches: dict[str, Search] = {PLAIN: partial(_search, scene, question)}
-        if question.verification == "strict":
-            searches[NO_TREE] = partial(_generate, scene, allowed, question)
         searches |= {name: partial(ask, scene, draft, question) for name, draft in drafts.items()}
         sides = {name: Side(partial(run, search)) for name, search in searches.items()}
         for side in sides.values():
@@ -64,9 +56,9 @@ def measure_walltimes(
             {
                 "objective": name,
                 **question.row,
-                "ms": milliseconds(taken.wall),
-                "plain_ms": milliseconds(plain.wall),
-                "speedup": compare_times(plain.wall, taken.wall),
+                "ms": milliseconds(taken),
+                "plain_ms": milliseconds(plain),
+                "speedup": compare_times(plain, taken),
             }
             for name, taken in times.items()
         ]
@@ -77,9 +69,3 @@ def _search(scene: Scene, question: Question, prompts: list[Any], seeds: list[in
     relaxed = question.verification == "relaxed"
     request = SearchRequest(prompts, seeds=seeds if relaxed else None)
     beam_search(scene.target, request, scene.trie, question.beams)
-
-
-def _generate(
-    scene: Scene, allowed: Any, question: Question, prompts: list[Any], _: list[int]
-) -> None:
-    huggingface_beam_search(scene.model, prompts, allowed, question.beams)

@@ -230,15 +230,6 @@ def test_the_loss_of_a_tree_equals_loops_over_its_sequences(objective, beam_step
     assert found.item() == pytest.approx(expected, abs=1e-7)
 
 
-@pytest.mark.parametrize("objective", ["tree-kd", "atspeed-r"])
-def test_the_loss_of_the_target_itself_is_zero(objective):
-    model = make_model()
-    data = make_batches(model)
-    module = TreeAlignment(model, DeviceTrie.of(TRIE), AlignmentSettings(objective, alpha=1.0))
-    for batch in data.epoch(0):
-        assert abs(module(*tensors(batch)).item()) < 2e-3, "half precision of what is stored"
-
-
 @pytest.mark.parametrize("flatten", [1.0, 2.0])
 def test_tree_kd_equals_loops_over_nodes_and_children(flatten):
     data = make_batches(make_model())
@@ -431,15 +422,6 @@ def test_teacher_data_without_the_tokens_of_levels_are_refused(make_context):
     context = make_context(teacher={**TEACHER, "level_tokens": False}, draft=draft_section)
     with pytest.raises(ConfigError, match="run `recsys train teacher` again"):
         draft.train(context)
-
-
-def test_an_sft_draft_needs_no_teacher_and_logs_acceptance(make_context):
-    target.stage(make_context())
-    path = draft.train(make_context(draft={**SHORT, "objective": "sft"}))
-    manifest = read_manifest(path)
-    assert set(manifest.parents) == {"dataset", "ids", "target"}
-    assert {"recall@10", "ndcg@10", "accepted_levels"} <= set(manifest.info["validation"])
-    assert not make_context().workspace.run("teacher").exists()
 
 
 def test_alpha_follows_the_objective_unless_given():

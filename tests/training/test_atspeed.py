@@ -6,7 +6,7 @@ from pathlib import Path
 import atspeed
 import numpy as np
 import pytest
-from atspeed_tables.lineup import DraftSpace, Limits, Variant, derive_settings, list_variants
+from atspeed_tables.lineup import DraftSpace, Variant, derive_settings, list_variants
 from atspeed_tables.measure import Question, Sample, describe
 from atspeed_tables.run import PARTS, Options, list_cells
 
@@ -15,22 +15,16 @@ from recsys.config import Settings
 from recsys.training.settings import DraftConfig, TeacherConfig
 
 HOME = Workspace(Path("home"), "shop")
-BUDGETS = ("time", "steps")
 
 
-def limits(budget):
-    return Limits(budget, minutes=0.5, steps=700)
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_settings_of_every_variant_are_its_own(budget):
+def test_settings_of_every_variant_are_its_own():
     deployed = Settings({"draft": {"objective": "margin-kd", "alpha": 1.0, "layers": 2}})
-    for variant in list_variants(PARTS, budget):
-        settings = derive_settings(deployed, variant.of(3), limits(budget), HOME)
+    for variant in list_variants(PARTS):
+        settings = derive_settings(deployed, variant.of(3), 700, HOME)
         config = settings.section("draft", DraftConfig)
         assert (settings.seed, config.objective) == (3, variant.objective)
         own = (config.max_minutes, config.epochs, config.min_steps, config.max_steps)
-        assert own == ((0.5, 20, 0, None) if budget == "time" else (None, 1, 700, 700))
+        assert own == (None, 1, 700, 700)
         assert config.alpha == variant.options.get("alpha")
         assert not config.init_from_target
         assert config.layers == 1
@@ -41,8 +35,8 @@ def test_settings_of_every_variant_are_its_own(budget):
 
 def test_an_ablation_changes_one_setting_of_its_objective():
     plain, *changed = (
-        derive_settings(Settings({}), v, limits("steps"), HOME).section("draft", DraftConfig)
-        for v in list_variants(("ablations",), "steps")
+        derive_settings(Settings({}), v, 700, HOME).section("draft", DraftConfig)
+        for v in list_variants(("ablations",))
         if v.objective == "atspeed-s"
     )
     values = vars(plain)
@@ -54,28 +48,25 @@ def test_an_ablation_changes_one_setting_of_its_objective():
         {"ablations": (name,)}
         for name in (
             "no-density", "released", "unconstrained", "top-1", "last-beams", "node-tokens",
-            "temperature",
         )
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed(budget):
-    variant = Variant("atspeed-s-eq4", 2, budget=budget)
-    settings = derive_settings(Settings({}), variant, limits(budget), HOME)
+def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed():
+    settings = derive_settings(Settings({}), Variant("atspeed-s-eq4", 2), 700, HOME)
     teacher = settings.section("teacher", TeacherConfig)
-    sft = DraftSpace.seen_by(HOME, Variant("sft", 2, budget=budget)).run("draft")
-    assert (teacher.source, teacher.draft) == ("mixture", sft)
+    sft = DraftSpace.seen_by(HOME, Variant("sft", 2)).run("draft")
+    assert teacher.draft == sft
     for name in ("seqkd", "atspeed-s"):
-        plainly = derive_settings(Settings({}), Variant(name, 2), limits(budget), HOME)
-        assert plainly.section("teacher", TeacherConfig).source == "target"
+        plainly = derive_settings(Settings({}), Variant(name, 2), 700, HOME)
+        assert plainly.section("teacher", TeacherConfig).draft is None
 
 
 def test_cells_cover_the_papers_tables_once():
     cells = list(list_cells(Options()))
     count = {part: sum(cell.part == part for cell in cells) for part in PARTS}
-    # nine objectives, counted in three ways; 1 + 7 and 1 + 4 ablations
-    table, ablations = 9 * 3 * 5, 5 * (8 + 5)
+    # nine objectives, counted in three ways; 1 + 6 and 1 + 4 ablations
+    table, ablations = 9 * 3 * 5, 5 * (7 + 5)
     assert count == {"table": table, "ablations": ablations, "recall": 0}
     assert len({(c.variant.key, c.question) for c in cells if c.part == "table"}) == table
 
@@ -114,12 +105,11 @@ def test_a_toy_run_fills_every_part_and_what_exists_is_not_made_again(
     for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "margin-kd (ours)"):
         assert text in shown
     assert "…" not in shown, "nothing is cut off"
-    assert len(document["drafts"]) == 9 + 11
+    assert len(document["drafts"]) == 9 + 10
     assert {row["steps"] for row in document["drafts"]} == {3}
     assert len(document["table"]) == 9 * 3 * 2
-    assert len(document["speed"]) == 9 * 2 * 2 + 2
-    assert "beam search without tree attention" in shown
-    assert len(document["ablations"]) == 2 * (8 + 5)
+    assert len(document["speed"]) == 9 * 2 * 2
+    assert len(document["ablations"]) == 2 * (7 + 5)
     assert all(0 <= row["accepted"]["mean"] <= 2 for row in document["table"])
     assert all(1 <= row["passes"]["mean"] <= 3 for row in document["table"])
     assert sum(row["differing"] or 0 for row in document["recall"]) == 0
@@ -130,7 +120,4 @@ def test_a_toy_run_fills_every_part_and_what_exists_is_not_made_again(
     _, again = run("--parts", "ablations")
     assert "table" not in again
     assert document["ablations"] == again["ablations"]
-    _, few = run("--parts", "table", "--objectives", "seqkd", "tree-kd")
-    assert {row["objective"] for row in few["table"]} == {"seqkd", "tree-kd"}
-    assert len(few["drafts"]) == 2
     assert stamps(tmp_path) == made

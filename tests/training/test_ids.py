@@ -75,10 +75,10 @@ def test_codes_that_items_would_get_if_new_are_kept_and_counted(make, shop):
     assert placed.shape == codes.shape
     report = json.loads((path / "report.json").read_text())
     right = sum(a[0] == b[0] for a, b in zip(placed.tolist(), codes.tolist(), strict=True))
-    assert report["placed"]["first_code"] == pytest.approx(right / shop.ITEMS, abs=1e-4)
+    assert report["as_new"]["first_code"] == pytest.approx(right / shop.ITEMS, abs=1e-4)
     firsts = codes[:, 0].tolist()
     chance = sum(firsts.count(code) for code in firsts) / shop.ITEMS**2
-    assert report["placed"]["by_chance"] == pytest.approx(chance, abs=1e-4)
+    assert report["as_new"]["by_chance"] == pytest.approx(chance, abs=1e-4)
     blocks = report["feature_blocks"]
     assert blocks["predicted"] == blocks["collaborative"]
     # what is predicted is no vector of retrieval

@@ -7,7 +7,6 @@ from numpy.testing import assert_allclose
 from scipy.spatial.distance import pdist
 
 from recsys.models.checkpoint import build
-from recsys.training.draft import cut
 from recsys.training.initialise import (
     centroid_embeddings,
     initialise_from_centroids,
@@ -36,17 +35,6 @@ def test_every_level_is_centred_and_has_the_asked_spread():
         assert made.mean(axis=0) == pytest.approx(0, abs=1e-6)
 
 
-def test_wide_centroids_keep_their_leading_axes():
-    # All the variance is in two of 40 dimensions, so two dimensions are enough to keep distances.
-    rng = np.random.default_rng(0)
-    plane = np.linalg.qr(rng.normal(size=(40, 2)))[0]
-    centroids = rng.normal(size=(1, 12, 2)) @ plane.T
-    (made,) = centroid_embeddings(centroids, (12,), 2, 1.0)
-    assert_allclose(
-        pdist(made) / pdist(centroids[0]), (pdist(made) / pdist(centroids[0]))[0], rtol=1e-4
-    )
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_only_the_rows_of_semantic_tokens_change(tied):
     vocabulary = Vocabulary.from_levels([5, 3])
@@ -61,14 +49,3 @@ def test_only_the_rows_of_semantic_tokens_change(tied):
     head = model.get_output_embeddings().weight
     assert (head is after) is tied
     assert torch.nn.functional.cosine_similarity(head[2:10], after[2:10]).min() > 0.999
-
-
-def test_a_cut_draft_starts_as_the_first_layers_of_its_target():
-    torch.manual_seed(0)
-    target = build(SIZES, Vocabulary.from_levels([4, 4]))
-    draft = cut(target, 1)
-    assert draft.config.num_hidden_layers == 1
-    assert target.config.num_hidden_layers == 3
-    for name, value in draft.state_dict().items():
-        assert torch.equal(value, target.state_dict()[name]), name
-    assert draft.get_input_embeddings().weight is not target.get_input_embeddings().weight

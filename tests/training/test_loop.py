@@ -4,8 +4,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -193,11 +191,6 @@ def test_the_best_weights_survive_a_crash(tmp_path):
     assert same_bits(resumed, straight)
 
 
-def test_training_ends_with_a_validation_even_between_two(tmp_path):
-    _, progress = run(tmp_path, replace(CONFIG, evaluate_every=2), validate=scores(0.1, 0.2))
-    assert (progress.evaluated, progress.best["ndcg@10"]) == (STEPS, 0.2)
-
-
 class Clock:
     def __init__(self, monkeypatch):
         self.now = 0.0
@@ -226,65 +219,6 @@ def test_a_time_budget_ends_training_and_the_schedule_follows_it(tmp_path, monke
     half = config.learning_rate * (1 + math.cos(math.pi * share)) / 2
     assert rates[5] == pytest.approx(half, rel=1e-4)
     assert rates == sorted(rates, reverse=True)
-
-
-TRAINING = """
-import hashlib, sys
-import numpy as np
-import torch
-from pathlib import Path
-from recsys.interactions import Histories
-from recsys.models.checkpoint import build
-from recsys.prompts import PromptConfig
-from recsys.training.batches import TrainingBatches
-from recsys.training.loop import fit
-from recsys.training.objective import NextToken
-from recsys.training.settings import LoopConfig
-from recsys.training.soft_labels import SoftLabels
-from recsys.training.state import Checkpoints
-from recsys.vocabulary import Vocabulary
-
-torch.manual_seed(0)
-model = build({"hidden_size": 64, "intermediate_size": 128}, Vocabulary.from_levels([8, 8]))
-model.set_attn_implementation("eager")
-module = NextToken(model, label_smoothing=0.05, dtype=torch.bfloat16, soft_labels=0.5).train()
-rng = np.random.default_rng(0)
-histories = Histories.of([rng.integers(0, 64, n) for n in rng.integers(2, 12, 60)])
-tokens = np.stack(np.unravel_index(np.arange(64), (8, 8)), 1) + np.array([2, 10])
-data = TrainingBatches.of(
-    histories, PromptConfig(8, 4), tokens, prefix=(1,), pad=0, max_tokens=128,
-    item_dropout=0.1, seed=0, soft=SoftLabels.of(histories, 64, 4),
-)
-config = LoopConfig(
-    epochs=2, max_minutes=30, warmup_steps=4, evaluate_every=0, precision="bf16"
-)
-fit(module, data, config, Checkpoints(Path(sys.argv[1]), {}), name="toy")
-weights = b"".join(p.detach().numpy().tobytes() for p in module.parameters())
-Path(sys.argv[1], "weights.txt").write_text(hashlib.sha256(weights).hexdigest())
-"""
-
-
-def train_here(folder):
-    """What a copy of this process does."""
-    os.chdir(folder)
-    sys.argv[1:] = [str(folder / "checkpoint")]
-    exec(TRAINING, {})
-
-
-def test_two_processes_train_the_same_bits(tmp_path, forked):
-    """One is fresh, the other a copy of this one; they hash strings differently."""
-    here, there = tmp_path / "a", tmp_path / "in" / "another" / "folder"
-    there.mkdir(parents=True)
-    here.mkdir()
-    environment = os.environ | {
-        "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    }
-    command = [sys.executable, "-c", TRAINING, str(there / "checkpoint")]
-    with subprocess.Popen(command, env=environment, cwd=there) as fresh:
-        assert forked(train_here, here) == 0
-    assert fresh.returncode == 0
-    found = {(place / "checkpoint" / "weights.txt").read_text() for place in (here, there)}
-    assert len(found) == 1
 
 
 def test_a_resumed_run_has_only_the_time_that_was_left(tmp_path, monkeypatch):
@@ -323,24 +257,6 @@ def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path, monkeypatch):
     assert loss["killed"] == loss["straight"]
     steps = [line["step"] for line in lines(tmp_path / "killed") if "loss" in line]
     assert steps == sorted(set(steps))
-
-
-def test_accumulation_equals_the_mean_of_the_gradients(tmp_path):
-    # Without clipping, momentum or decay: one step of two batches moves by the sign of the mean.
-    gradients = []
-    module = make_module().eval()
-    for batch in make_data().epoch(0):
-        module.zero_grad()
-        module(torch.from_numpy(batch.tokens), torch.from_numpy(batch.loss)).backward()
-        gradients.append(module.model.lm_head.weight.grad.clone())
-        if len(gradients) == 2:
-            break
-    before = make_module().model.lm_head.weight.detach().clone()
-    config = replace(CONFIG, accumulate=2, clip=0, weight_decay=0, warmup_steps=0, max_steps=1)
-    after = run(tmp_path, config, module=make_module().eval())[0].model.lm_head.weight
-    mean = (gradients[0] + gradients[1]) / 2
-    clear = mean.abs() > 1e-4
-    assert (torch.sign(before - after)[clear] == torch.sign(mean)[clear]).all()
 
 
 def test_a_loss_that_is_not_finite_says_what_to_change(tmp_path, monkeypatch):

@@ -67,8 +67,8 @@ def test_lists_of_the_service_are_those_of_peft(
         return out
 
     for words in (
-        ("train", "target", "--base", tmp_path / "large"),
-        ("train", "draft", "--base", tmp_path / "small"),
+        ("train", "target", "--set", f"target.base={tmp_path / 'large'}"),
+        ("train", "draft", "--set", f"draft.base={tmp_path / 'small'}"),
         ("bundle",),
     ):
         changes = [word for setting in TOY for word in ("--set", setting)]

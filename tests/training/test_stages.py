@@ -102,7 +102,6 @@ WRONG = [
     (target, {"item_dropout": 1.0}, "item_dropout"),
     (target, {"epoch": 3}, "epochs"),
     (target, {"epochs": 0}, "epochs"),
-    (target, {"accumulate": 0}, "accumulate"),
     (target, {"max_minutes": 0.0}, "max_minutes"),
     (target, {"evaluate_every": -1}, "evaluate_every"),
     (target, {"update": "half"}, "update"),
