@@ -44,7 +44,7 @@ def stage(context: Context) -> Path:
     It has `codes.npy` ((items, L) int32, dense order), `report.json` and, without a parent,
     `report.svg`. Learned IDs also have `centroids.safetensors` (`centroids.0`, `centroids.1`, ...:
     (V_l, D) of each level), `features.npy` ((items, F) float32, without predicted ones),
-    `quantizer/` and, unless a text model encodes the texts, `item_encoder/`, which computes codes
+    `quantizer/` and `item_encoder/`, which computes codes
     of new items. With it are the codes that each item would get if it were new. A run with a parent
     keeps the codes, the quantiser and the encoder of its bundle, and places new items
     (`recsys.training.placing`).
@@ -174,8 +174,7 @@ def _learned(
     codes = assign_unique(before, quantizer.latents(features.matrix), quantizer.centroids)
     save_file(centroid_tensors(quantizer.centroids), folder / "centroids.safetensors")
     quantizer.save(folder / QUANTIZER)
-    if features.encoder is not None:
-        save_encoder(features.encoder, folder / ITEM_ENCODER)
+    save_encoder(features.encoder, folder / ITEM_ENCODER)
     report = {
         "feature_blocks": features.blocks,
         **compare(before, codes, quantizer, features.matrix),

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recsys.availability import available_items
@@ -29,7 +28,7 @@ from recsys.dataset import ITEM_COLUMNS, Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import of_available
-from recsys.evaluation.compare import compare_rankers
+from recsys.evaluation.compare import KIND, compare_rankers
 from recsys.evaluation.metrics import coverage_gap
 from recsys.evaluation.protocol import EvaluationConfig, Result, Seen, evaluate
 from recsys.evaluation.rankings import Ranked, rank_histories
@@ -41,8 +40,7 @@ from recsys.progress import console, say
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.splits import TEST, VALID
 
-KIND, SECTION, VERDICT = "evaluation", "gate", "gate.json"
-JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
+SECTION, VERDICT = "gate", "gate.json"
 MODE: Seen = "masked"  # as requests are served by default
 ENOUGH = 300  # users with an event in the window; with fewer, the window of validation counts, too
 REPLAYS = 5  # events that a user is asked for at most
@@ -93,7 +91,6 @@ def stage(context: Context) -> Path:
                 break
         result = results[0]
         tables = [report.per_user(recommender, dataset) for recommender in results]
-        users = tables[0]
         times = measure_latency([challenger, champion], result, dataset, config)
         findings = {
             CHALLENGER: {"bundle": workspace.name, "version": parents["bundle"]},
@@ -116,10 +113,9 @@ def stage(context: Context) -> Path:
             result, dataset, name=workspace.name, made_from=parents, weaknesses=reasons
         )
         with output.write({"offered": not reasons}) as folder:
-            _write_json(folder / JSON, document)
-            _write_json(folder / VERDICT, verdict)
-            (folder / HTML).write_text(report.render(document), encoding="utf-8")
-            pq.write_table(users, folder / USERS)
+            report.write(folder, document, tables[0])
+            text = json.dumps(verdict, indent=1, ensure_ascii=False)
+            (folder / VERDICT).write_text(text + "\n", encoding="utf-8")
     show(output.path)
     return output.path
 
@@ -301,8 +297,7 @@ def read_verdict(report_path: Path) -> dict[str, Any]:
 
 def show(path: Path) -> None:
     """Print the tables and the verdict of a report."""
-    document = json.loads((path / JSON).read_text(encoding="utf-8"))
-    for table in report.tables(document):
+    for table in report.tables(report.read(path)):
         console.print(table)
     verdict = read_verdict(path)
     for row in verdict["comparisons"]:
@@ -321,7 +316,3 @@ def show(path: Path) -> None:
 def _window(dataset: Dataset, users: int) -> dict[str, Any]:
     times: NDArray[np.int64] = dataset.interactions.timestamp[dataset.split == TEST]
     return {"from": int(times.min()), "to": int(times.max()), "events": len(times), "users": users}
-
-
-def _write_json(file: Path, values: dict[str, Any]) -> None:
-    file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

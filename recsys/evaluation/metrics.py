@@ -91,9 +91,7 @@ def coverage_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
     return float((shown >= 0).sum() / num_items)
 
 
-def coverage_gap(
-    mine: NDArray[np.int32], theirs: NDArray[np.int32], share: float, *, ndigits: int = 2
-) -> Interval:
+def coverage_gap(mine: NDArray[np.int32], theirs: NDArray[np.int32], share: float) -> Interval:
     """Items in the lists of one recommender, minus a share of those in another's, in items.
 
     The 95 % interval over users is the jackknife's, as for numbers of species (Burnham and Overton
@@ -105,7 +103,6 @@ def coverage_gap(
         mine: (n, k) items, -1 for padding; no list has an item twice.
         theirs: (n, w) the same of the other, for the same users.
         share: of the other's items that is subtracted.
-        ndigits: decimal places.
     """
     gap, alone = 0.0, np.zeros(len(mine))
     for ranked, weight in ((mine, 1.0), (theirs, -share)):
@@ -114,7 +111,7 @@ def coverage_gap(
         gap += weight * np.count_nonzero(users)
         alone += weight * (there & (users[ranked] == 1)).sum(axis=1)
     half = NORMAL_95 * float(alone.std()) * (len(alone) - 1) ** 0.5
-    return Interval(*(round(value, ndigits) for value in (gap, gap - half, gap + half)))
+    return Interval(*(round(value, 2) for value in (gap, gap - half, gap + half)))
 
 
 def short_share_at_k(ranked: NDArray[np.int32], k: int) -> float:

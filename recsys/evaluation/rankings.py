@@ -31,7 +31,6 @@ def rank_histories(
     exclude_seen: Sequence[bool] = (True,),
     *,
     beams: int | None = None,
-    blend: bool | None = None,
     batch_size: int = 32,
 ) -> list[tuple[Ranked, Ranked]]:
     """Top-k of many histories of dense items, for several values of `exclude_seen`.
@@ -45,7 +44,6 @@ def rank_histories(
         k: items wanted.
         exclude_seen: whether to leave out the items of the history.
         beams: beam width; by default max(20, k).
-        blend: as a request's.
         batch_size: histories decoded together.
 
     Returns:
@@ -54,11 +52,8 @@ def rank_histories(
 
     Raises:
         ValueError: k below 1.
-        RequestError: a blend of a bundle that has no retrieval.
     """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    blends = recommender.blends(RecommendRequest([], k, blend=blend))
+    blends = recommender.blends(RecommendRequest([], k))
     kind = Kind(beams or max(MIN_BEAMS, k), blend=blends)
     epoch, variants = recommender.begin(), len(exclude_seen)
     items = np.full((variants, 2, len(histories), k), -1, np.int32)

@@ -5,20 +5,25 @@ Tables and page are made from the document alone. Metrics are computed in `proto
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from recsys.config import as_dict
 from recsys.dataset import Dataset
+from recsys.evaluation.compare import USERS
 from recsys.evaluation.protocol import COLD, Result, find
 
 SCHEMA = 1
+JSON, HTML = "report.json", "report.html"
 TEMPLATE, STYLE = "report.html.jinja", "page.css"
 SHOWN_HISTORY = 8  # events of an example user
 SIMPLE = ("popularity", "item-kNN")
@@ -70,6 +75,20 @@ def document(
         "semantic_ids": dict(semantic_ids) if semantic_ids is not None else None,
         "examples": _examples(result, dataset),
     }
+
+
+def write(folder: Path, document: dict[str, Any], users: pa.Table) -> None:
+    """Write the document, its page, and the rows of users into a folder."""
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    (folder / JSON).write_text(text + "\n", encoding="utf-8")
+    (folder / HTML).write_text(render(document), encoding="utf-8")
+    pq.write_table(users, folder / USERS)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The document of a report."""
+    document: dict[str, Any] = json.loads((folder / JSON).read_text(encoding="utf-8"))
+    return document
 
 
 def per_user(result: Result, dataset: Dataset) -> pa.Table:

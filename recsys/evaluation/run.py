@@ -25,6 +25,7 @@ from recsys.devices import CPU, choose_device, is_large, typical_seconds
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import PAIR_RULES, fit_baselines, of_available
+from recsys.evaluation.compare import KIND
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
 from recsys.evaluation.protocol import (
     COLD,
@@ -46,7 +47,6 @@ from recsys.retrieval import ItemItem, search_rules
 from recsys.retrieval.reranker import LEAST_USERS
 from recsys.semantic_ids.report import health
 
-KIND = "evaluation"
 # The ranker under test is `blended` if the bundle blends; the model alone is then second.
 MODEL, BLENDED = "model", "blended"
 EVERYONE = 1 << 40  # more users than any split has
@@ -54,7 +54,6 @@ MEASURED = 8  # users of a batch that says how fast the CPU is
 TIMED = 64  # users whose lists say how long a list takes
 RANKED = 0.35  # of the time that is left then; the rest is for metrics and intervals
 LEAST_EVALUATED = 100  # users who are evaluated even if the time is spent
-JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
 
 def stage(
@@ -120,7 +119,7 @@ def evaluate_bundle(
     output = Output(Path(out_path), KIND, settings, parents, force)
     if not output.is_current():
         _write(Path(bundle_path), Path(dataset_path), config, output, end)
-    _show(json.loads((Path(out_path) / JSON).read_text(encoding="utf-8")))
+    _show(report.read(Path(out_path)))
     return Path(out_path)
 
 
@@ -224,10 +223,7 @@ def _write(
             warnings=warnings,
             weaknesses=_weaknesses(result),
         )
-        text = json.dumps(document, indent=1, ensure_ascii=False)
-        (folder / JSON).write_text(text + "\n", encoding="utf-8")
-        (folder / HTML).write_text(report.render(document), encoding="utf-8")
-        pq.write_table(report.per_user(result, dataset), folder / USERS)
+        report.write(folder, document, report.per_user(result, dataset))
         info["split"] = config.split
         info["seconds"] = round(time.perf_counter() - start, 1)
         info["ranking_seconds"] = {

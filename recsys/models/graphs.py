@@ -315,8 +315,6 @@ class PassGraphs:
         model: the model.
         capture: captures a computation.
         pool: the model's caches.
-        missed: rounded shapes of passes without a fitting graph. Call `warm_up(missed)` after some
-            decodes to capture what such decodes need.
     """
 
     def __init__(
@@ -348,7 +346,6 @@ class PassGraphs:
         self._graphs: list[PassGraph] = []
         self._found: dict[PassShape, PassGraph | None] = {}
         self._logits_bytes = 0
-        self.missed: Counter[PassShape] = Counter()
         self._replays, self._fallbacks = 0, Counter[str]()
         self._paused = False
         self._lock = threading.Lock()
@@ -403,8 +400,6 @@ class PassGraphs:
             self._graphs = sorted([*self._graphs, *captured], key=lambda g: _size(g.shape))
             self._found = {}
             self._logits_bytes += logits.nbytes
-            for shape in missing:
-                del self.missed[shape]
 
     def find(
         self, tokens: torch.Tensor, cache: SlotCache, view: int, rows: torch.Tensor | None
@@ -427,7 +422,6 @@ class PassGraphs:
                 return None
             if smallest is None:
                 self._fallbacks["shape"] += 1
-                self.missed[shape] += 1
                 return None
             self._replays += 1
         return smallest

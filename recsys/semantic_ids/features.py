@@ -7,7 +7,6 @@ so a squared distance is a weighted sum of the blocks' distances. Blocks without
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -30,14 +29,14 @@ class Features:
     Attributes:
         matrix: (items, D) float32.
         blocks: name -> number of columns, in their order.
-        encoder: encodes other items; None if texts are encoded by a model, which is not stored.
+        encoder: encodes other items.
         as_new: (items, D) what the encoder would make of each item if it were new: the
             collaborative features are predictions without the item. None without content.
     """
 
     matrix: NDArray[np.float32]
     blocks: dict[str, int]
-    encoder: FeatureEncoder | None = None
+    encoder: FeatureEncoder
     as_new: NDArray[np.float32] | None = None
 
 
@@ -98,8 +97,8 @@ class FeatureEncoder:
         parts = [sparse.csr_array((items.num_rows, 0))]
         if "text" in self.blocks and self.words is not None:
             parts.append(self.words.common(_texts(items)))
-        elif "text" in self.blocks and self.embedding_column is not None:
-            rows = unit_rows(_embedding_column(items, self.embedding_column))
+        elif "text" in self.blocks:
+            rows = unit_rows(_embedding_column(items, str(self.embedding_column)))
             parts.append(sparse.csr_array(rows))
         if "attributes" in self.blocks:
             columns = items.select(self.columns)
@@ -126,19 +125,14 @@ def build_features(
         vectors: (items, D) item vectors of SASRec, for `collaborative: sasrec`.
 
     Raises:
-        ConfigError: a missing model folder or embedding column.
+        ConfigError: a missing embedding column.
         DataError: there is no data for any block.
     """
     blocks, encoder = _fit_content(items, config, seed)
-    has_model = "text" in blocks and encoder.words is None and config.embedding_column is None
     as_new = dict(blocks)
     if config.collaborative_weight > 0:
         block = _collaborative(items, histories, config, vectors, seed)
-        terms = encoder.terms(items)
-        if has_model:
-            rows = sparse.csr_array(blocks["text"] / config.text_weight)
-            terms = sparse.csr_array(sparse.hstack([rows, terms], format="csr"))
-        predicted, prediction = predict(block, terms)
+        predicted, prediction = predict(block, encoder.terms(items))
         encoder = replace(encoder, prediction=prediction)
         # Zeros would put all unseen items together, far from similar items.
         unseen = ~block.any(axis=1)
@@ -154,8 +148,6 @@ def build_features(
         )
     matrix = _side_by_side([blocks[name] for name in blocks])
     sizes = {name: block.shape[1] for name, block in blocks.items()}
-    if has_model:
-        return Features(matrix, sizes)
     weights = {name: float(getattr(config, f"{_WEIGHTS[name]}_weight")) for name in blocks}
     encoder = replace(encoder, blocks=sizes, weights=weights)
     has_content = bool({"text", "attributes"} & set(blocks))
@@ -225,8 +217,6 @@ def _fit_text(
     texts = _texts(items)
     if not any(texts):
         return np.zeros((len(texts), 0), np.float32), None
-    if config.text_model is not None:
-        return unit_rows(_sentence_embeddings(texts, config.text_model)), None
     return fit_words(True, texts, config.text_dim, seed)
 
 
@@ -304,20 +294,6 @@ def _embedding_column(items: pa.Table, name: str) -> NDArray[np.float32]:
     if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
         raise DataError(f"items.{name}: want finite lists of one length, one per item")
     return embeddings
-
-
-def _sentence_embeddings(texts: list[str], folder: Path) -> NDArray[np.float32]:
-    if not folder.is_dir():
-        raise ConfigError(f"ids.features.text_model: {folder} is not a folder")
-    try:
-        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise ConfigError(
-            "ids.features.text_model needs sentence-transformers, which is not installed; "
-            "`pip install sentence-transformers`, or leave text_model empty to use TF-IDF"
-        ) from error
-    model = SentenceTransformer(str(folder), local_files_only=True, trust_remote_code=False)
-    return np.asarray(model.encode(texts, convert_to_numpy=True), np.float32)
 
 
 def _moments(column: pa.ChunkedArray) -> tuple[float, float]:

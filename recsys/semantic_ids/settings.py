@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from recsys.config import Folder, internal, section
+from recsys.config import internal, section
 
 
 @section
@@ -15,10 +15,9 @@ class FeatureConfig:
     """Weight of titles and texts."""
     text_dim: int = internal(default=128)
     """Dimensions of their TF-IDF to keep."""
-    text_model: Folder | None = None
-    """Folder of a sentence-transformers model; replaces TF-IDF."""
     embedding_column: str | None = None
-    """Column of items.parquet with ready embeddings (list of float); replaces both."""
+    """Column of items.parquet with embeddings of the texts by any model (list of float); replaces
+    TF-IDF."""
     collaborative: Literal["ppmi", "sasrec"] = "ppmi"
     """Source of collaborative features: `ppmi`, co-occurrence in histories, or `sasrec`, the item
     vectors of the run's SASRec."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import assert_as_exact, exact_scores, random_catalog, random_prompts, tiny_model
+from oracles import assert_as_exact, random_catalog
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask
@@ -19,15 +19,9 @@ from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding import (
-    SearchRequest,
-    beam,
-    beam_search,
-    expand,
     level_kernel,
-    speculative_beam_search,
 )
 from recsys.decoding.expand import Frontier, Step, TokenLogits
-from recsys.models.tree_forward import TreeModel
 from recsys.transfers import Upload
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -158,58 +152,6 @@ def test_a_total_is_finite_where_torch_s_is(logits, total):
 
 RNG = np.random.default_rng(0)
 TRIE = ItemTrie.build(random_catalog(RNG, 200, 4))
-MASK = RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.5)
-PROMPTS = random_prompts(RNG, 3, 12)
-EXCLUDE = [RNG.integers(0, TRIE.num_rows, n) for n in (0, 5, 30)]
-CASES = {
-    "plain": (TRIE, SearchRequest(PROMPTS)),
-    "excluded": (TRIE, SearchRequest(PROMPTS, exclude=EXCLUDE)),
-    "masked": (TRIE, SearchRequest(PROMPTS, exclude=EXCLUDE, masks=[MASK] * 3)),
-}
-SEARCHES = {
-    "beam": lambda model, request, trie, k: beam_search(model, request, trie, k),
-    "strict": lambda model, request, trie, k: speculative_beam_search(
-        model, None, request, trie, k
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("search", "case", "same_total"),
-    [
-        ("beam", "plain", True),
-        ("beam", "excluded", False),
-        ("strict", "masked", True),
-    ],
-)
-def test_whole_decodes_equal_the_tensor_code_s(search, case, same_total, monkeypatch):
-    """The same bits; with the kernels' own log-sum-exp the same items, near scores."""
-    monkeypatch.setattr(beam, "native_decoder", lambda search: None)
-    calls = []
-    launch = level_kernel.launch
-    monkeypatch.setattr(
-        level_kernel,
-        "launch",
-        lambda kernel, *a, **k: (calls.append(kernel), launch(kernel, *a, **k)),
-    )
-    if same_total:
-        monkeypatch.setattr(level_kernel, "log_sum_exp", expand.log_sum_exp)
-    model, (trie, request) = TreeModel(tiny_model("llama-gqa")), CASES[case]
-    for k in (1, 7) if search == "beam" else (5,):
-        calls.clear()
-        found = SEARCHES[search](model, request, trie, k)
-        assert calls.count(level_kernel.choose_best) >= trie.num_levels
-        with monkeypatch.context() as patch:
-            patch.setattr(expand, "find_kernels", lambda *_: None)
-            expected = SEARCHES[search](model, request, trie, k)
-        assert torch.equal(found.tokens, expected.tokens)
-        assert torch.equal(found.rows, expected.rows)
-        if same_total:
-            assert torch.equal(found.scores, expected.scores)
-        else:
-            exact = exact_scores(tiny_model("llama-gqa"), PROMPTS, trie, found.rows)
-            assert_as_exact(found.scores, expected.scores, exact)
-        assert torch.equal(found.is_global, expected.is_global)
 
 
 def test_samples_boosts_and_doubles_are_left_to_the_tensor_code():

@@ -334,8 +334,7 @@ def test_new_items_are_listed_where_items_have_no_content(tmp_path, monkeypatch)
 
 def test_evaluation_ranks_the_lists_that_requests_get(rec):
     histories = Histories.of([[3, 9, 20], [1], [5, 6, 7, 8]])
-    (((items, scores), _),) = rank_histories(rec, histories, 10)
-    (((plain, _), _),) = rank_histories(rec, histories, 10, blend=False)
+    (((items, scores), (plain, _)),) = rank_histories(rec, histories, 10)
     requests = [RecommendRequest([IDS[i] for i in h], 10) for h in histories]
     for line, score, result in zip(items, scores, rec.recommend_batch(requests), strict=True):
         assert [IDS[i] for i in line] == ids_of(result)

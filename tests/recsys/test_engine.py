@@ -46,19 +46,6 @@ def test_stored_prompts_change_no_bit_and_are_not_run_again():
     assert keeping.decode([history], 10).beams.stats[0].cached_tokens == 0
 
 
-def test_passes_in_fixed_buffers_give_the_same_answers():
-    """What graphs do on CUDA, with the computation run again in place of a replay."""
-    each = Engine(TARGET, TRIE, draft=DRAFT, prefix_bytes=60_000, graphs=True)
-    each.warm_up(PROMPTS[:4], 5, batches=(1, 4))
-    for mode in ("beam", "exhaustive", "draft", "planned"):
-        for size in (1, 3, 4, 6):
-            found = each.decode(PROMPTS[:size], 5, mode=mode)
-            same(found.beams, beam_search(TARGET, PROMPTS[:size], TRIE, 5))
-    assert each.captures.passes[0].statistics().replays > 20
-    assert each.captures.passes[0].statistics().refused == {"size": 4}  # six requests do not fit
-    assert each.target.pool.lent == each.draft.pool.lent == 0
-
-
 def test_thousands_of_mixed_decodes_leave_nothing_lent_or_pinned():
     """Plain, drafted, sampled, refused and broken ones, over prompts that come back."""
     small = ItemTrie.build(random_catalog(np.random.default_rng(1), 30, 3))

@@ -309,14 +309,6 @@ def test_a_cache_keeps_no_text_of_a_filter(cache):
     assert len(key) == 32
 
 
-def test_equal_filters_have_equal_keys_and_others_do_not():
-    red, blue = clause("color", match="red"), clause("color", match="blue")
-    one = ItemFilter.parse({"must": [{"should": [red, blue]}, red]})
-    same = ItemFilter.parse({"must": [red, {"should": [blue, red, blue]}, red]})
-    other = ItemFilter.parse({"must": [red, {"must": [blue, red]}]})
-    assert one.key == same.key != other.key
-
-
 @pytest.mark.parametrize("wanted", [["f"], list("abcdef"), list("bdf"), ["f", "x", "y", "z", "w"]])
 def test_an_item_without_a_value_is_none_of_many_values(wanted):
     """More than four values are looked up in a table; a missing one has a place of its own."""

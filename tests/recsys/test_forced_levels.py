@@ -35,18 +35,6 @@ def test_only_levels_with_a_choice_are_run():
         assert stats.target_tokens == stats.kv_slots
 
 
-@pytest.mark.parametrize("search", [beam_search, speculative_beam_search])
-def test_no_level_is_skipped_over_the_whole_vocabulary(search):
-    trie = ItemTrie.build(np.array([[1, 5, 6, 7], [2, 8, 9, 3]]))
-    drafter = () if search is beam_search else (ModelDrafter(DRAFT, widths=[1]),)
-    full = search(TARGET, *drafter, [[4, 2]], trie, 2)
-    expected = reference_beam_search(TARGET, np.array([4, 2]), trie.rows.astype(np.int64), 2)
-    assert full.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
-    assert full.stats[0].forced_levels == 0
-    if search is beam_search:
-        assert full.stats[0].target_passes == 4
-
-
 def test_speculation_skips_a_forced_last_level():
     trie = ItemTrie.build(np.array([[1, 5], [2, 8], [3, 9], [4, 9]]))
     drafter = ModelDrafter(DRAFT, widths=[1])  # one node of the four that would be needed

@@ -98,13 +98,3 @@ def test_a_damaged_encoder_is_named(made, tmp_path):
     (tmp_path / "encoder" / FILE).write_text("{}")
     with pytest.raises(ArtifactError, match=r"encoder: unreadable item encoder"):
         load(tmp_path / "encoder")
-
-
-def test_texts_that_go_through_a_model_leave_no_encoder(monkeypatch):
-    table, histories, _ = make(20)
-    monkeypatch.setattr(
-        "recsys.semantic_ids.features._sentence_embeddings",
-        lambda texts, folder: np.ones((len(texts), 3), np.float32),
-    )
-    config = FeatureConfig(text_model="model", collaborative_dim=4, attribute_dim=4)
-    assert build_features(table, histories, config).encoder is None

@@ -209,18 +209,6 @@ def test_merged_models_are_saved_whole(tmp_path):
     assert (tmp_path / "model.safetensors").stat().st_size < size + 10_000
 
 
-def test_a_merged_model_can_be_trained():
-    model = tiny_model("qwen3")
-    ready = TreeModel(model, own_forward=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
-    model.train()
-    tokens = torch.tensor([PROMPTS[0]])
-    for _ in range(2):
-        model(tokens, labels=tokens).loss.backward()
-        optimizer.step()
-    as_transformers(ready, model.eval())
-
-
 def test_captured_passes_have_the_same_logits():
     model = TreeModel(tiny_model("llama-gqa"), own_forward=True)
     expected = by_tree(model, list(range(8)))

@@ -131,40 +131,6 @@ def test_a_prompt_longer_than_the_pool_is_stored_in_part():
     assert_sound(store)
 
 
-def test_a_batch_does_not_evict_what_it_has_just_stored():
-    """Else one pool slot would be written twice in one copy, in no given order on a GPU."""
-    store, twin = store_of(3), Twin()
-    twin.insert(store, "v", [[1] * 9, [2] * 9, [3] * 9])
-    assert [cached(store, [n] * 9) for n in (1, 2, 3)] == [8, 4, 0]
-    assert store.statistics().evictions == 0
-
-
-def test_keys_whose_hashes_collide_do_not_mix_users():
-    class Colliding(bytes):
-        def __hash__(self):
-            return 0
-
-        __eq__ = bytes.__eq__
-
-    store, twin = store_of(10), Twin()
-    split = store._split
-
-    def collide(*arguments, **options):
-        prompts, lengths = split(*arguments, **options)
-        return [[Colliding(part) for part in prompt] for prompt in prompts], lengths
-
-    store._split = collide
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        prompts = [rng.integers(0, 2, rng.integers(1, 20)).tolist() for _ in range(3)]
-        version = "ab"[rng.integers(2)]
-        with store.lookup(version, *pad(prompts)) as hit:
-            twin.check(store, hit, version, prompts)
-        twin.insert(store, version, prompts)
-    assert store.statistics().hits > 0
-    assert store.statistics().evictions > 0
-
-
 def test_tokens_of_any_integer_type_are_the_same_tokens():
     store, twin = store_of(4), Twin()
     tokens, lengths = pad([range(9)])

@@ -109,64 +109,6 @@ def samples(weights, count):
     return found
 
 
-def settled(p, q, count):
-    """Probability of each (beams, those drawn), at N = K."""
-    found = defaultdict(float)
-    for drawn, probability in samples(q, count).items():
-        for verdict in itertools.product([True, False], repeat=len(drawn)):
-            chances = [min(1.0, p[y] / q[y]) for y in drawn]
-            here = probability * math.prod(
-                c if yes else 1 - c for c, yes in zip(chances, verdict, strict=True)
-            )
-            if not here:
-                continue
-            accepted = [y for y, yes in zip(drawn, verdict, strict=True) if yes]
-            missing = min(count, len(p)) - len(accepted)
-            rest = {y: max(0.0, p[y] - q[y]) for y in p if y not in accepted}
-            for first, chance in samples(rest, missing).items():
-                others = {y: p[y] for y in p if y not in (*accepted, *first)}
-                for second, last in samples(others, missing - len(first)).items():
-                    chosen = frozenset((*accepted, *first, *second))
-                    found[chosen, frozenset(drawn)] += here * chance * last
-    return found
-
-
-def law_of(draft, beams, count, temperature):
-    """Probability of each set of leaves below beams (prefix -> p, q of its path)."""
-    depth = len(next(iter(beams)))
-    parts = [
-        {
-            (*prefix, token): paths[i] * chance
-            for prefix, paths in beams.items()
-            for token, chance in conditional(model, prefix, temperature).items()
-        }
-        for i, model in enumerate((TARGET, draft))
-    ]
-    p, q = ({y: w / math.fsum(part.values()) for y, w in part.items()} for part in parts)
-    law = defaultdict(float)
-    if depth == 2:
-        for sample, probability in samples(p, count).items():
-            law[frozenset(sample)] += probability
-        return law
-    for (chosen, drawn), probability in settled(p, q, count).items():
-        # once drafts run out, the next ones start from what the target knows
-        below = {y: (p[y], q[y] if chosen <= drawn else p[y]) for y in chosen}
-        for leaves, chance in law_of(draft, below, count, temperature).items():
-            law[leaves] += probability * chance
-    return law
-
-
-@pytest.mark.parametrize(
-    ("draft", "beams"),
-    [("close", 2), ("unrelated", 2), ("perfect", 3), ("close", 3), ("adversary", 3)],
-)
-def test_samples_follow_the_distribution_of_the_algorithm(draft, beams):
-    law = law_of(DRAFTS[draft], {(): (1.0, 1.0)}, beams, 3.0)
-    assert math.isclose(math.fsum(law.values()), 1)
-    drawn = draw(DRAFTS[draft], 8_000, beams, 3.0).tolist()
-    assert agrees(Counter(frozenset(SMALL[row] for row in rows) for rows in drawn), law)
-
-
 # The released form, at any N, by enumeration.
 
 

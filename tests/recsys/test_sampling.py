@@ -1,14 +1,12 @@
-"""Sampling without replacement: a slow twin, and the law of samples."""
+"""Sampling without replacement: a slow twin, and the law of its noise."""
 
-import itertools
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from oracles import random_catalog, random_prompts, tiny_model
-from scipy.stats import chisquare, kstest
+from scipy.stats import kstest
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search
@@ -93,56 +91,6 @@ def test_a_sample_is_the_top_k_of_all_perturbed_leaves(seed):
     assert [tuple(row) for row in found.tokens[0].tolist()] == [row for _, row, _ in leaves]
     expected = torch.tensor([log_prob for *_, log_prob in leaves], dtype=torch.float64)
     torch.testing.assert_close(found.scores[0], expected, atol=1e-9, rtol=0)
-
-
-# The law of the samples.
-
-SMALL = sorted({(1, 2, 3), (1, 2, 4), (1, 5, 3), (2, 2, 2), (2, 6, 2), (7, 1, 1)})
-PROMPT = np.array([3, 1, 4])
-
-
-def law_of(model, temperature):
-    """Probability of each leaf of SMALL, by enumeration."""
-    return [
-        math.exp(
-            sum(
-                conditional(model, PROMPT, SMALL, row[:d], temperature)[row[d]]
-                for d in range(len(row))
-            )
-        )
-        for row in SMALL
-    ]
-
-
-def draw(count, beams, temperature):
-    """(count, beams) rows, each with a seed of its own."""
-    request = SearchRequest([PROMPT] * count, seeds=range(count), temperature=temperature)
-    return beam_search(TARGET, request, ItemTrie.build(np.array(SMALL)), beams).rows
-
-
-def without_replacement(law, beams):
-    """Probability of every ordered sample."""
-    found = {}
-    for sample in itertools.permutations(range(len(law)), beams):
-        left, probability = 1.0, 1.0
-        for leaf in sample:
-            probability *= law[leaf] / left
-            left -= law[leaf]
-        found[sample] = probability
-    return found
-
-
-@pytest.mark.parametrize(("beams", "temperature"), [(1, 1.0), (2, 2.0), (3, 4.0)])
-def test_samples_are_drawn_without_replacement(beams, temperature):
-    law = law_of(TARGET, temperature)
-    samples = draw(8_000, beams, temperature)
-    expected = without_replacement(law, beams)
-    # ordered samples too rare for the test's approximation are counted together
-    seen = Counter(map(tuple, samples.tolist()))
-    counts = np.array([[seen[s], 8_000 * p] for s, p in expected.items()])
-    rare = counts[:, 1] < 8
-    counts = np.vstack([counts[~rare], counts[rare].sum(0)]) if rare.any() else counts
-    assert chisquare(counts[:, 0], counts[:, 1]).pvalue > UNLIKELY
 
 
 def test_noise_is_uniform_and_independent():

@@ -1,7 +1,5 @@
 """Item features: each block by hand or against a slow twin, and what is left out."""
 
-import sys
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -90,15 +88,6 @@ def test_a_wrong_embedding_column_is_named():
     table = items_table(n=2, emb=[[1.0], [1.0, 2.0]])
     with pytest.raises(DataError, match=r"items\.emb"):
         alone(table, embedding_column="emb")
-
-
-def test_a_text_model_that_is_not_there_is_named(tmp_path, monkeypatch):
-    table = items_table(TEXTS)
-    with pytest.raises(ConfigError, match="is not a folder"):
-        alone(table, text_model=tmp_path / "none")
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ConfigError, match="pip install sentence-transformers"):
-        alone(table, text_model=tmp_path)
 
 
 def test_words_get_tfidf_and_numbers_get_standard_scores():

@@ -325,15 +325,3 @@ def test_kernels_take_the_place_of_many_launches(search, request_, kept, monkeyp
     assert len(launched) <= 3 * levels
     most = KERNEL_BUDGETS[search, request_, kept]
     assert counts.launches + len(launched) <= most, counts.names.most_common(12)
-
-
-def test_new_blocks_of_kept_prompts_take_one_more_copy():
-    target, _ = on_meta()
-    target.keep_prefixes(1 << 20)
-    counted = []
-    for tokens in (24, 28):
-        prompts = [np.arange(tokens) + i for i in range(3)]
-        with Counting() as counts:
-            beam_search(target, SearchRequest(prompts, prompt_slots=40), TRIE, K)
-        counted.append((counts.uploads, counts.downloads))
-    assert counted[1] == (2, 1)

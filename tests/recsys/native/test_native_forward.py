@@ -196,21 +196,6 @@ def test_the_torch_path_keeps_its_bits_in_a_batch(architecture):
         assert torch.equal(alone.rows[0], beside.rows[i])
 
 
-def test_several_threads_change_no_bit():
-    model = tiny_model("llama", hidden=256, layers=3)
-    prompts = random_prompts(np.random.default_rng(1), 6, 200)
-    levels, ready, before = random_tree(1, 6, [40, 40]), native_of(model), torch.get_num_threads()
-    found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(logits_of(ready, prompts, levels))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-
-
 def test_positions_beyond_the_first_table_are_added():
     model = tiny_model("llama", max_position_embeddings=4096)
     prompts = [*random_prompts(np.random.default_rng(1), 1, 10), np.full(700, 5)]

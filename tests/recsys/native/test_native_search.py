@@ -153,18 +153,6 @@ def test_a_completion_without_room_leaves_the_answer(monkeypatch, native):
     assert torch.equal(same.scores[still], found.scores[still])
 
 
-def test_boosted_lists_are_completed_by_steps():
-    model, rng = MODELS["llama"], np.random.default_rng(4)
-    trie = ItemTrie.build(random_catalog(rng, 300, 4))
-    prompts = random_prompts(rng, 1, 12)
-    boost = Boost.of(trie, (3.0 * rng.standard_normal(300)).astype(np.float32))
-    request = SearchRequest(prompts, boosts=[boost])
-    expected = beam_search(model, request, trie, trie.num_rows)
-    best = complete(model, beam_search(model, request, trie, 3), request, trie)
-    assert best.certificates == ["global-exact"]
-    assert torch.equal(best.rows, expected.rows[:, :3])
-
-
 def test_several_threads_change_no_bit():
     model = TreeModel(tiny_model("llama", hidden=256, layers=3))
     trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 500, 4))
