@@ -32,6 +32,7 @@ from recsys.serving.models import (
     UnknownModelError,
     Version,
 )
+from recsys.serving.off_loop import ChangeLock
 from recsys.serving.rules import RuleReferenceError, Rules
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.models import AliasInfo
@@ -43,6 +44,7 @@ logger = logging.getLogger("recsys.serving.models")
 STATE = "aliases"  # its name in stores
 MAX_MODELS = 4
 MAX_PREVIOUS = 10
+MOST_ALIASES = 100
 
 
 class UnknownBundleError(LookupError):
@@ -112,7 +114,7 @@ class Aliases:
         self._settings, self._store, self._worker, self._metrics = settings, store, worker, metrics
         self._models, self._rules, self._catalog_changes = models, rules, catalog_changes
         self._bundles = Bundles(settings)
-        self._changing = asyncio.Lock()
+        self._changing = ChangeLock()
         self._unloading: set[asyncio.Task[None]] = set()
         self._started = False
         self._unrestored: dict[str, KeptAlias] = {}  # their bundles could not be loaded
@@ -167,10 +169,11 @@ class Aliases:
         Raises:
             UnknownBundleError: there is no such bundle.
             BundleRefusedError: the bundle is damaged, or cannot be served.
-            AliasConflictError: the limit of loaded models is reached.
+            AliasConflictError: the limit of aliases or of loaded models is reached.
+            QueueFullError: too many changes wait.
             StoreError: the store cannot take the change.
         """
-        with self._refusals(alias):
+        with self._changing.counted(), self._refusals(alias):
             if loaded is None:  # before others must wait
                 path = self._bundles.path(bundle)
                 try:
@@ -179,6 +182,10 @@ class Aliases:
                     raise _refused(error, path, bundle) from error
             async with self._changing:
                 before = self._models.aliases.get(alias)
+                if before is None and len(self._models.aliases) >= MOST_ALIASES:
+                    raise AliasConflictError(
+                        f"There are {MOST_ALIASES} aliases already; remove one."
+                    )
                 previous = () if before is None else before.previous
                 return await self._change(alias, bundle, previous, loaded=loaded)
 
@@ -209,7 +216,7 @@ class Aliases:
             AliasConflictError: there is no previous version, or it is gone.
             BundleRefusedError, StoreError: as `put`.
         """
-        async with self._changing:
+        async with self._changing.for_client():
             previous = self._find(alias).previous
             if not previous:
                 raise AliasConflictError(f"The alias {alias!r} stood for no other bundle before.")
@@ -227,13 +234,14 @@ class Aliases:
             AliasConflictError: the alias is the champion.
             StoreError: as `put`.
         """
-        async with self._changing:
+        async with self._changing.for_client():
             self._find(alias)
             if alias == CHAMPION:
                 raise AliasConflictError(f"The alias {CHAMPION!r} always stands for a model.")
             left = {name: one for name, one in self._models.aliases.items() if name != alias}
             await self._keep(left, alias)
             self._publish(left)
+            self._metrics.swaps.remove_by_labels({"alias": alias})
 
     async def close(self) -> None:
         """Answer the waiting requests, and stop all models."""
@@ -258,8 +266,9 @@ class Aliases:
         try:
             yield
         except Exception as error:
-            self._metrics.swaps.labels(alias, "refused").inc()
-            if alias in self._models.aliases:
+            known = alias in self._models.aliases  # a series for each other name would be too many
+            self._metrics.swaps.labels(alias if known else "", "refused").inc()
+            if known:
                 logger.error("alias %s is not changed: %s", alias, error)
             raise
 

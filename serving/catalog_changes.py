@@ -8,6 +8,7 @@ journal once a second and make each other's changes.
 """
 
 import asyncio
+import json
 import logging
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -26,11 +27,11 @@ from recsys.errors import ItemError, RecsysError
 from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
-from recsys.serving.batcher import QueueFullError
 from recsys.serving.journal_follower import Follower, Placed
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
+from recsys.serving.schemas.common import as_json
 from recsys.serving.schemas.items import (
     Branch,
     DescribedItem,
@@ -45,8 +46,7 @@ from recsys.serving.stores.store import Store
 logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
 NEAR, NEAR_ROWS = 3, 64
-MAX_CHANGES = 32  # waiting and under way
-MOST_SHOWN = 16 << 10  # characters of the attributes of an item, which answers repeat
+MOST_SHOWN = 16 << 10  # bytes of the attributes of an item as JSON, which answers repeat
 T = TypeVar("T")
 
 
@@ -170,8 +170,8 @@ class CatalogChanges(Follower):
         await asyncio.gather(*self._changes, return_exceptions=True)
         await super().close()
 
-    async def browse(self, query: ItemQuery) -> ItemPage:
-        """Read a page of the catalog."""
+    async def browse(self, query: ItemQuery) -> bytes:
+        """Read a page of the catalog: an `ItemPage` as JSON."""
         prefix = [int(code) for code in query.prefix.replace(",", ".").split(".") if code]
         with self._models.lease(query.model) as model:
             return await self._off_loop(
@@ -213,9 +213,6 @@ class CatalogChanges(Follower):
 
     async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
         """Make a change, which goes on when its caller is cancelled: half of it would be wrong."""
-        if len(self._changes) >= MAX_CHANGES:
-            change.close()
-            raise QueueFullError
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
@@ -227,11 +224,11 @@ class CatalogChanges(Follower):
         ]
         for new in news:
             _check_size(new)
-        async with self._changing:
+        async with self._changing.for_client():
             return await self._put(news)
 
     async def _patch(self, item_id: str, changes: ItemPatch) -> tuple[int, DescribedItem]:
-        async with self._changing:
+        async with self._changing.for_client():
             await self._catch_up()  # with what other processes have changed
             with self._models.lease() as model:
                 epoch = model.recommender.epoch
@@ -264,18 +261,15 @@ class CatalogChanges(Follower):
         return epoch.number, items
 
     async def _remove(self, item_id: str) -> None:
-        async with self._changing:
-            if not self._is_there(item_id):  # another process may have just added it
+        async with self._changing.for_client():
+            if not self._models.knows(item_id):  # another process may have just added it
                 await self._catch_up()
-                if not self._is_there(item_id):
+                if not self._models.knows(item_id):
                     raise UnknownItemError(f"The model has no item {item_id!r}.")
             await self._keep([{"op": "remove", "item_id": item_id}])
             for model in self._models.loaded:
                 await asyncio.to_thread(model.recommender.remove, [item_id])
                 self._count(model)
-
-    def _is_there(self, item_id: str) -> bool:
-        return any(model.recommender.catalog.find(item_id) >= 0 for model in self._models.loaded)
 
     @asynccontextmanager
     async def joining(self, model: Model) -> AsyncIterator[None]:
@@ -305,14 +299,14 @@ class CatalogChanges(Follower):
 
     def _page(
         self, recommender: Recommender, prefix: list[int], text: str, cursor: str, limit: int
-    ) -> ItemPage:
+    ) -> bytes:
         epoch = recommender.epoch
         number, order = self._orders.get(recommender, (-1, None))
         if number != epoch.number or order is None:
             order = by_codes(epoch.catalog)
             self._orders[recommender] = epoch.number, order
         shelf = Shelf(epoch.catalog, order)
-        return shelf.page(prefix[: epoch.catalog.codes.shape[1]], text, cursor, limit)
+        return as_json(shelf.page(prefix[: epoch.catalog.codes.shape[1]], text, cursor, limit))
 
     async def _keep(self, records: list[dict[str, Any]]) -> None:
         for model in self._models.loaded:
@@ -327,16 +321,15 @@ class CatalogChanges(Follower):
 
 
 def _size(item: NewItem) -> int:
-    return sum(
-        len(str(value)) for value in item.attributes.values() if isinstance(value, str | list)
-    )
+    shown = [value for value in item.attributes.values() if isinstance(value, str | list)]
+    return len(json.dumps(shown, ensure_ascii=False).encode())
 
 
 def _check_size(new: NewItem, at_most: int = 0) -> None:
     if _size(new) > max(at_most, MOST_SHOWN):
         raise ItemError(
             f"item {new.item_id!r}: the texts and lists of its attributes have more than "
-            f"{MOST_SHOWN:,} characters together; send shorter or fewer ones"
+            f"{MOST_SHOWN:,} bytes as JSON; send shorter or fewer ones"
         )
 
 

@@ -8,7 +8,7 @@ not mean that anybody saw it.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from itertools import islice
 
 import numpy as np
@@ -27,7 +27,8 @@ from recsys.serving.stores.store import Store
 LEVEL = 0.95
 HOUR_MS = 3_600_000
 DEPTH = 200_000  # of the newest events, whatever their times
-PAGE = 2_000  # rows that are read and counted at once, in some milliseconds
+PAGE = 2_000  # events that are read and counted at once, in some milliseconds
+ANSWERS = 200  # answers that are, with up to 200 items each
 ALWAYS = ("click", "purchase")  # types of events that are shown even if there are none
 MOST_TYPES, MOST_ITEMS = 8, 20  # of a list
 KEPT_S = 10.0
@@ -44,8 +45,8 @@ class Tally:
         self._since_ms, self._until_ms = since_ms, until_ms
         self._not_history, self._returned = frozenset(not_history), Returned(not_history)
         self.events = 0
-        self._feedback: defaultdict[str, list[Act]] = defaultdict(list)  # by answer
-        self._seen: dict[tuple[str, str], int] = {}  # of a user and an item: the last interest
+        self._feedback: defaultdict[Hashable, list[Act]] = defaultdict(list)  # by answer
+        self._seen: dict[tuple[Hashable, str], int] = {}  # of a user and an item: the last interest
         self.answers = 0
         self._groups: Counter[str] = Counter()  # answers of each user, or of an answer without one
         self._without_user = 0
@@ -221,12 +222,13 @@ class DailyFigures:
         for start in range(first, last + 1, PAGE):
             up_to = min(start + PAGE - 1, last)
             if events := await store.history.acts(start, up_to, since_ms):
-                await self._off_loop(tally.add_events, events)
-        page = PAGE
+                short = (event.short(self._models.knows) for event in events)
+                await self._off_loop(tally.add_events, short)
+        page = ANSWERS
         start, forgotten_ms = await store.served.last()
-        while page == PAGE:
-            answers = await store.served.page(start, PAGE, since_ms)
-            await self._off_loop(tally.add_answers, answers)
+        while page == ANSWERS:
+            answers = await store.served.page(start, ANSWERS, since_ms)
+            await self._off_loop(tally.add_answers, (answer.short() for answer in answers))
             page, start = len(answers), answers[-1].place - 1 if answers else 0
         epoch = self._models.get(CHAMPION).recommender.epoch
         return await self._off_loop(

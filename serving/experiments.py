@@ -231,7 +231,7 @@ class Experiments(JournalFollower):
             ExperimentError: an arm is no alias of this process.
             StoreError: it may not be kept; repeat the call.
         """
-        async with self._changing:
+        async with self._changing.for_client():
             await self._catch_up()
             if name not in self._experiments:
                 self._check(name, body)
@@ -252,7 +252,7 @@ class Experiments(JournalFollower):
             UnknownExperimentError: there is none of this name.
             StoreError: as `put`.
         """
-        async with self._changing:
+        async with self._changing.for_client():
             await self._catch_up()
             experiment = self._find(name)
             await self._write({"op": "delete", "name": name, "experiment": experiment.id}, by)

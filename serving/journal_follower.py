@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recsys.serving.off_loop import ChangeLock
 from recsys.serving.stores.records import StoreError, now_ms
 from recsys.serving.stores.store import Store
 
@@ -27,7 +28,7 @@ class Follower(ABC):
         """Nothing is read yet."""
         self._store, self._journal, self._logger = store, journal, logger
         self._seen = 0  # place in the journal of the last record that was taken
-        self._changing = asyncio.Lock()
+        self._changing = ChangeLock()
         self._following: asyncio.Task[None] | None = None
 
     def follow(self) -> None:

@@ -59,7 +59,7 @@ def work_of(request: RecommendRequest, prompt_items: int) -> float:
 
 
 class Room:
-    """Bytes that bodies or answers may take together.
+    """Bytes that bodies or answers may take together; what is alone may have any number.
 
     >>> room = Room(10)
     >>> room.take(8), room.take(3), room.taken
@@ -72,7 +72,7 @@ class Room:
 
     def take(self, count: int) -> bool:
         """Take so many bytes if they are free; returns whether they were."""
-        fits = self.taken + count <= self.most
+        fits = not self.taken or self.taken + count <= self.most
         self.taken += count if fits else 0
         return fits
 

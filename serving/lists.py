@@ -1,8 +1,9 @@
 """Lists without a search: what is trending, new, bought together or similar; given items ranked.
 
-They are of the store's events, of the catalog's dates, of the bundle's retrieval and of the model's
-scores. Availability and filters hold as for recommendations, and so do filters and caps of the
-alias's standing rules; boosts and pins are for recommendations.
+Each is JSON, which may have megabytes and is made on a helper thread. They are of the store's
+events, of the catalog's dates, of the bundle's retrieval and of the model's scores. Availability
+and filters hold as for recommendations, and so do filters and caps of the alias's standing rules;
+boosts and pins are for recommendations.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +26,7 @@ from recsys.serving.limits import CALLER
 from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
-from recsys.serving.schemas.common import made, metadata
+from recsys.serving.schemas.common import as_json, made, metadata
 from recsys.serving.schemas.items import RankBody, RankResponse, ScoredItem, SimilarResponse
 from recsys.serving.schemas.lists import (
     ListedItem,
@@ -89,9 +90,7 @@ class Lists:
         """End what runs in the background."""
         await self._trending.cached.close()
 
-    async def trending(
-        self, query: ListQuery, item_filter: Mapping[str, Any] | None
-    ) -> ListResponse:
+    async def trending(self, query: ListQuery, item_filter: Mapping[str, Any] | None) -> bytes:
         """Items by the decayed events of all users."""
         trends = await self._trending(self._store)
 
@@ -107,7 +106,7 @@ class Lists:
 
         return await self._list("trending", query, item_filter, rank)
 
-    async def latest(self, query: ListQuery, item_filter: Mapping[str, Any] | None) -> ListResponse:
+    async def latest(self, query: ListQuery, item_filter: Mapping[str, Any] | None) -> bytes:
         """Items by the time since which they are available, the newest first."""
 
         def rank(batch: Batch, model: Model) -> Ranking:
@@ -120,9 +119,7 @@ class Lists:
 
         return await self._list("latest", query, item_filter, rank)
 
-    async def together(
-        self, query: TogetherQuery, item_filter: Mapping[str, Any] | None
-    ) -> ListResponse:
+    async def together(self, query: TogetherQuery, item_filter: Mapping[str, Any] | None) -> bytes:
         """Items that are chosen together with those of a basket."""
 
         def rank(batch: Batch, model: Model) -> Ranking:
@@ -141,7 +138,7 @@ class Lists:
             "together", query, item_filter, rank, {"exclude_items": [*dict.fromkeys(query.item)]}
         )
 
-    async def similar(self, item_id: str, k: int, alias: str) -> SimilarResponse:
+    async def similar(self, item_id: str, k: int, alias: str) -> bytes:
         """The items most similar to one item.
 
         Raises:
@@ -152,34 +149,37 @@ class Lists:
             recommender = model.recommender
             find(recommender.catalog, item_id)
             _ = model.retrieval  # fail if there is none
+
+            def make() -> bytes:
+                scored = recommender.similar(item_id, k)
+                items = ScoredItem.listed(recommender.catalog, scored, "retrieval")
+                ref = model.ref(alias)
+                answer = SimilarResponse.model_construct(model=ref, item_id=item_id, items=items)
+                return as_json(answer)
+
             try:
-                items = await self._off_loop(recommender.similar, item_id, k)
+                return await self._off_loop(make)
             except RequestError:
                 find(recommender.catalog, item_id)  # raises if it was removed meanwhile
                 raise
-            return SimilarResponse.model_construct(
-                model=model.ref(alias),
-                item_id=item_id,
-                items=ScoredItem.listed(recommender.catalog, items, "retrieval"),
-            )
 
-    async def rank(self, body: RankBody, history: Sequence[str], deadline: float) -> RankResponse:
+    async def rank(self, body: RankBody, history: Sequence[str], deadline: float) -> bytes:
         """Given items by their probability after a history; errors are those of a batcher."""
         item_ids = list(dict.fromkeys(body.items))
         with self._models.lease(body.model) as model:
             known, scores = await self._rated(model, history, item_ids, deadline)
 
-            def make() -> RankResponse:
+            def make() -> bytes:
                 catalog, there = model.recommender.catalog, set(known)
                 order = sorted(zip(known, scores, strict=True), key=lambda pair: -pair[1])
-                return RankResponse.model_construct(
+                answer = RankResponse.model_construct(
                     model=model.ref(body.model),
                     items=ScoredItem.listed(catalog, order, "model"),
                     unknown_items=[name for name in item_ids if name not in there],
                     history_items=int((catalog.known(history) >= 0).sum()),
                 )
+                return as_json(answer)
 
-            # A thousand items take some milliseconds, for which the event loop must not stand.
             return await self._off_loop(make)
 
     # Internals
@@ -215,7 +215,7 @@ class Lists:
         item_filter: Mapping[str, Any] | None,
         rank: Callable[[Batch, Model], Ranking],
         options: Mapping[str, Any] | None = None,
-    ) -> ListResponse:
+    ) -> bytes:
         """Rank on a helper thread, and list the first items that may be listed.
 
         `options` are fields of the `RecommendRequest` that says which may.
@@ -223,9 +223,10 @@ class Lists:
         rules = self._rules.of(query.model, ())
         with self._models.lease(query.model) as model:
 
-            def make() -> ListResponse:
+            def make() -> bytes:
                 batch = self._batch(model, query.k, item_filter, rules, options or {})
-                return _response(name, query, model, batch, rank(batch, model), list(rules))
+                ranking = rank(batch, model)
+                return as_json(_response(name, query, model, batch, ranking, list(rules)))
 
             return await self._off_loop(make)
 

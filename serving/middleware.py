@@ -44,6 +44,8 @@ MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
 BODIES = 8  # large bodies in memory, of the largest size
 ANSWER_S = 0.5  # time to send what is ready at the deadline
+PART = 64 * 1024  # bytes of an answer that a connection gets before it has sent earlier ones
+ANSWERS = 16 << 20  # bytes of answers, beyond the first part of each, that wait to be sent
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -166,7 +168,7 @@ class Entrance:
         self, app: ASGIApp, guard: Guard, settings: ServingSettings, metrics: Metrics
     ) -> None:
         self.app, self.metrics, self._guard = app, metrics, guard
-        self._bodies = BodyLimit(settings.max_body_bytes)
+        self._bodies, self._answers = BodyLimit(settings.max_body_bytes), Room(ANSWERS)
         self._deadline_s = settings.deadline_ms / 1000
         images = "".join(f" https://{host}" for host in settings.pictures)
         policy = CSP.replace("img-src 'self' data:", f"img-src 'self' data:{images}")
@@ -191,11 +193,12 @@ class Entrance:
         if is_head and "GET" not in state["methods"]:
             inner = scope
         status: int | None = None
+        begin: Message | None = None  # it is sent with the first part of a body that has room
 
         async def send_marked(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begin
             if message["type"] == "http.response.start":
-                status = message["status"]
+                begin = message
                 ours = [(_REQUEST_ID, request_id.encode()), *self._security]
                 names = {name for name, _ in ours}
                 theirs = [pair for pair in message.get("headers", ()) if pair[0] not in names]
@@ -203,7 +206,25 @@ class Entrance:
                 if is_data and all(name != b"cache-control" for name, _ in theirs):
                     ours.append((b"cache-control", b"no-store"))  # unless its route says more
                 message["headers"] = [*theirs, *ours]
-            await send(message)
+                return
+            body = message.get("body", b"")
+            waiting = max(0, len(body) - PART)
+            if not self._answers.take(waiting):
+                detail = "Too many large answers are being sent; try again shortly."
+                response = problem_response(Request(scope), ProblemError("queue_full", detail))
+                await response(scope, receive, send_marked)
+                return
+            try:
+                if begin is not None:
+                    status = begin["status"]
+                    await send(begin)
+                    begin = None
+                for start in range(0, len(body) or 1, PART):
+                    part, end = body[start : start + PART], start + PART
+                    more = end < len(body) or message.get("more_body", False)
+                    await send({**message, "body": part, "more_body": more})
+            finally:
+                self._answers.give(waiting)
 
         self.metrics.in_flight.inc()
         caller = CALLER.set(Caller())

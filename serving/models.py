@@ -174,6 +174,10 @@ class Models:
         names = sorted(self.aliases, key=lambda name: (name != CHAMPION, name))
         return list(dict.fromkeys(self.aliases[name].model for name in names))
 
+    def knows(self, item_id: str) -> bool:
+        """Whether a model can recommend an item."""
+        return any(model.recommender.catalog.find(item_id) >= 0 for model in self.loaded)
+
     def queue_depth(self) -> int:
         """Number of requests that wait for the worker."""
         models = (*self.loaded, *self.retiring)

@@ -159,13 +159,12 @@ class Rules(JournalFollower):
         Raises:
             RuleError: it is malformed, or does not fit the items of the champion, or of an alias
                 that has it.
+            QueueFullError: too many changes wait.
             StoreError: the rule may not be kept; repeat the call.
         """
-        value = body.model_dump(exclude_defaults=True)
-        rule = Rule(**value)
-        async with self._changing:
+        async with self._changing.for_client():
             await self._catch_up()
-            await asyncio.to_thread(self._check, name, rule, value)
+            value = await asyncio.to_thread(self._checked, name, body)
             stored = self._state.rules.get(name)
             if stored is None or stored.value != value:
                 await self._write({"op": "put", "name": name, "value": value}, by)
@@ -179,7 +178,7 @@ class Rules(JournalFollower):
             RuleInUseError: an alias has it.
             StoreError: as `put`.
         """
-        async with self._changing:
+        async with self._changing.for_client():
             await self._catch_up()
             self._check_unused(name)
             if not await self._write({"op": "delete", "name": name}, by):
@@ -191,7 +190,7 @@ class Rules(JournalFollower):
         Raises:
             RuleReferenceError: there is no rule of a name.
         """
-        async with self._changing:
+        async with self._changing.for_client():
             await self._catch_up()
         self._named(names)
 
@@ -203,7 +202,7 @@ class Rules(JournalFollower):
             StoreError: as `put`.
         """
         value = [*dict.fromkeys(names)]
-        async with self._changing:
+        async with self._changing.for_client():
             await self._catch_up()
             if rules := self._named(value):
                 await asyncio.to_thread(self.check, rules, self._models.get(alias))
@@ -245,8 +244,10 @@ class Rules(JournalFollower):
                 )
         return {name: rules[name].rule for name in names}
 
-    def _check(self, name: str, rule: Rule, value: Mapping[str, Any]) -> None:
-        """Check a rule against the models that it is for; its pins against the champion."""
+    def _checked(self, name: str, body: RuleBody) -> dict[str, Any]:
+        """The parts of a rule, checked against its models, and its pins against the champion."""
+        value = body.model_dump(exclude_defaults=True)
+        rule = Rule(**value)
         others = [kept for other, kept in self._state.rules.items() if other != name]
         before = self._state.rules.get(name)
         size, growth = sum(kept.size for kept in others), len(json.dumps(value))
@@ -272,6 +273,7 @@ class Rules(JournalFollower):
             except UnknownModelError:  # another process has this alias
                 continue
             rule.check(model.recommender.epoch.filters.attributes)
+        return value
 
     def _check_unused(self, name: str) -> None:
         self._find(name)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial, reduce
@@ -25,8 +25,8 @@ from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, Model, Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
-from recsys.serving.schemas.common import MAX_HISTORY, made
-from recsys.serving.schemas.items import RankBody, RankResponse
+from recsys.serving.schemas.common import MAX_HISTORY, as_json, made
+from recsys.serving.schemas.items import RankBody
 from recsys.serving.schemas.models import ModelInfo
 from recsys.serving.schemas.recommendations import (
     NOTHING,
@@ -303,8 +303,8 @@ class Service:
 
     # Recommendations
 
-    async def recommend(self, body: RecommendationsRequest) -> RecommendationsResponse:
-        """Answer one request, of which `model` is an alias or an experiment.
+    async def recommend(self, body: RecommendationsRequest) -> bytes:
+        """Answer one request, of which `model` is an alias or an experiment, in JSON.
 
         Raises:
             UnknownModelError: of the alias.
@@ -317,7 +317,7 @@ class Service:
         with self.state.models.lease(alias) as model:
             asked = await self._resolve(body, alias, model)
             answered = await self._answer(asked)
-            response = await self._respond(asked, answered, assigned)
+            response, text = await self._respond(asked, answered, assigned)
         self.store.served.remember(
             Served(
                 response.recommendation_id,
@@ -328,7 +328,7 @@ class Service:
                 None if assigned is None else assigned.exposure,
             )
         )
-        return response
+        return text
 
     async def _resolve(self, body: RecommendationsRequest, alias: str, model: Model) -> Asked:
         """The library's request: with the history of the user, and with the rules by their names.
@@ -392,20 +392,15 @@ class Service:
 
     async def _respond(
         self, asked: Asked, answered: Answered, assigned: Assignment | None
-    ) -> RecommendationsResponse:
-        """The answer on the wire, and its metrics."""
+    ) -> tuple[RecommendationsResponse, bytes]:
+        """The answer on the wire, also as JSON, and its metrics."""
         request, result = asked.request, answered.result
-        # A trace has thousands of nodes, for which the event loop should not stand still.
-        if request.trace or request.k > LARGE_K:
-            answer = await self.off_loop(response, asked, answered)
-        else:
-            answer = response(asked, answered)
-        if assigned is not None:
-            answer.experiment = assigned.ref
         times = answered.times(asked.read_s, time.monotonic() - asked.start)
-        if "timing" in asked.body.include:
-            size = 0 if answered.decoded is None else answered.decoded.batch_size
-            answer.timing = Timing.of(times, size, result.stats)
+        make = partial(response, asked, answered, assigned, times)
+        # A trace has thousands of nodes, for which the event loop should not stand still.
+        most = LARGE_K // 10 if "metadata" in asked.body.include else LARGE_K
+        is_large = request.trace or request.k > most or len(result.unknown_items) > SHORT
+        answer, text = await self.off_loop(make) if is_large else make()
         self.metrics.answered(
             times,
             stats=None if answered.decoded is None else result.stats,
@@ -414,10 +409,10 @@ class Service:
             certificate=answer.certificate,
             sources=[item.source for item in answer.items],
         )
-        return answer
+        return answer, text
 
-    async def rank(self, body: RankBody) -> RankResponse:
-        """Put given items in order; errors are those of `recommend`."""
+    async def rank(self, body: RankBody) -> bytes:
+        """Put given items in order: a `RankResponse` as JSON; errors are those of `recommend`."""
         deadline = self.deadline
         history = await self._history(body, deadline)
         if history is None:
@@ -474,8 +469,10 @@ def _request(
     return request
 
 
-def response(asked: Asked, answered: Answered) -> RecommendationsResponse:
-    """The answer on the wire, without its times."""
+def response(
+    asked: Asked, answered: Answered, assigned: Assignment | None, times: Mapping[str, float]
+) -> tuple[RecommendationsResponse, bytes]:
+    """The answer on the wire, and its JSON."""
     body, result, is_fallback = asked.body, answered.result, answered.is_fallback
     note = Note.of(asked.unusual, fallback=is_fallback, model=answered.decoded is not None)
     values: dict[str, Any] = {
@@ -493,7 +490,13 @@ def response(asked: Asked, answered: Answered) -> RecommendationsResponse:
     if result.trace is not None:
         first_tokens = asked.model.recommender.bundle.vocabulary.level_offsets
         values["trace"] = DecodedTree.of(result.trace, first_tokens)
-    return made(RecommendationsResponse, values)
+    if assigned is not None:
+        values["experiment"] = assigned.ref
+    if "timing" in body.include:
+        size = 0 if answered.decoded is None else answered.decoded.batch_size
+        values["timing"] = Timing.of(times, size, result.stats)
+    answer = made(RecommendationsResponse, values)
+    return answer, as_json(answer)
 
 
 def _unknown_user(body: Subject) -> UnknownUserError:

@@ -6,7 +6,7 @@ erased, or that another process has written, is missing or there at the next rea
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from recsys.event_names import WEIGHTS, level
@@ -52,7 +52,7 @@ class Tally:
         """An event counts `weigh(type)`, and half of that after each half-life."""
         self._until_ms, self._weigh = until_ms, weigh
         self._weights: dict[str, float] = {}
-        self._best: dict[tuple[str, str], tuple[float, int]] = {}  # of a user and an item
+        self._best: dict[tuple[Hashable, str], tuple[float, int]] = {}  # of a user and an item
         self._returned = Returned(not_history)
 
     def add(self, acts: Iterable[Act]) -> None:
@@ -109,5 +109,6 @@ class Trending:
         tally = Tally(until_ms, weigh, self._not_history)
         for start in range(first, last + 1, PAGE):
             acts = await store.history.acts(start, min(last, start + PAGE - 1), since_ms)
-            await self._off_loop(tally.add, acts)
+            short = (act.short(self._models.knows) for act in acts)
+            await self._off_loop(tally.add, short)
         return await self._off_loop(tally.trends, since_ms)

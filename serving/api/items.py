@@ -1,12 +1,17 @@
-"""Items of the catalog: browse, change, compare and rank."""
+"""Items of the catalog: browse, change, compare, rank, and list for a storefront.
+
+Lists are answers to GET, so that browsers and proxies can keep them.
+"""
 
 import asyncio
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
 from recsys.serving.api.routing import JsonRoute, PathId, Ready, json_response, pay_for
 from recsys.serving.auth import Scope, requires
+from recsys.serving.bodies import parse
 from recsys.serving.catalog_changes import find
 from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
@@ -22,8 +27,12 @@ from recsys.serving.schemas.items import (
     UpsertBody,
     UpsertResponse,
 )
+from recsys.serving.schemas.lists import ListQuery, ListResponse, TogetherQuery
+from recsys.serving.service import Service
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
+Wanted = Mapping[str, Any] | None
+KEPT = "public, max-age=60"  # these lists are the same for everybody
 
 
 @router.get("/items", response_model=ItemPage)
@@ -84,5 +93,37 @@ async def delete_item(item_id: PathId, service: Ready) -> Response:
 @requires(Scope.READ)
 async def rank(body: RankBody, service: Ready) -> Response:
     """Rank given items by their probability, with exact scores."""
-    answer = await service.rank(body)
-    return await asyncio.to_thread(json_response, answer)
+    return json_response(await service.rank(body))
+
+
+@router.get("/lists/trending", response_model=ListResponse)
+@requires(Scope.READ)
+async def trending_items(query: Annotated[ListQuery, Query()], service: Ready) -> Response:
+    """Items by the events of the last days, of which newer ones count more."""
+    return await _answer(service, query, service.state.lists.trending)
+
+
+@router.get("/lists/latest", response_model=ListResponse)
+@requires(Scope.READ)
+async def latest_items(query: Annotated[ListQuery, Query()], service: Ready) -> Response:
+    """The newest items: those added last, then by the attribute `available_from`."""
+    return await _answer(service, query, service.state.lists.latest)
+
+
+@router.get("/lists/together", response_model=ListResponse)
+@requires(Scope.READ)
+async def items_bought_together(
+    query: Annotated[TogetherQuery, Query()], service: Ready
+) -> Response:
+    """Items that are bought together with an item, or with those of a basket."""
+    return await _answer(service, query, service.state.lists.together)
+
+
+async def _answer(
+    service: Service, query: Any, make: Callable[[Any, Wanted], Awaitable[bytes]]
+) -> Response:
+    wanted = None if query.filter is None else parse(query.filter.encode())
+    response = json_response(await make(query, wanted))
+    # Also allowed if the request had a key, so a cache that ignores `Vary` gives it to anyone.
+    response.headers.update({"Cache-Control": KEPT, "Vary": "Authorization"})
+    return response

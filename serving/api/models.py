@@ -1,17 +1,26 @@
-"""Models and aliases."""
+"""Models, their aliases, and the rules and experiments of aliases."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 
-from recsys.serving.api.routing import By, JsonRoute, Ready, json_response, unhurried
+from recsys.serving.api.routing import By, JsonRoute, Ready, json_response, pay_for, unhurried
 from recsys.serving.auth import Scope, requires
 from recsys.serving.models import UnknownModelError
 from recsys.serving.schemas.common import AliasName
+from recsys.serving.schemas.experiments import (
+    ExperimentBody,
+    ExperimentInfo,
+    ExperimentName,
+    ExperimentResults,
+)
 from recsys.serving.schemas.models import AliasBody, AliasInfo, ModelList
+from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList, RuleName, RulesQuery
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 PathAlias = Annotated[AliasName, Path(description="`champion`, or any other name.")]
+PathExperiment = Annotated[ExperimentName, Path(description="Name of an experiment.")]
+PathRule = Annotated[RuleName, Path(description="Name of a rule.")]
 
 
 @router.get("/models", response_model=ModelList)
@@ -69,3 +78,52 @@ async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:
             raise
     await rules.stand(name, [], by)
     return Response(status_code=204)
+
+
+@router.get("/rules", response_model=RuleList)
+@requires(Scope.READ)
+async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> Response:
+    """List the rules page by page, sorted by name, with their last changes and their aliases."""
+    pay_for(query.limit)
+    rules = service.state.rules
+    # A rule may have a megabyte.
+    return await service.off_loop(lambda: json_response(rules.page(query.cursor, query.limit)))
+
+
+@router.put("/rules/{name}", response_model=RuleInfo)
+@requires(Scope.WRITE)
+async def put_rule(name: PathRule, body: RuleBody, service: Ready, by: By) -> Response:
+    """Add a rule, or replace it; from the response on it applies to requests that name it."""
+    return json_response(await service.state.rules.put(name, body, by))
+
+
+@router.delete("/rules/{name}", status_code=204)
+@requires(Scope.WRITE)
+async def delete_rule(name: PathRule, service: Ready, by: By) -> Response:
+    """Delete a rule that no alias has."""
+    await service.state.rules.delete(name, by)
+    return Response(status_code=204)
+
+
+@router.put("/experiments/{name}", response_model=ExperimentInfo)
+@requires(Scope.ADMIN)
+async def put_experiment(
+    name: PathExperiment, body: ExperimentBody, service: Ready, by: By
+) -> Response:
+    """Start an experiment; from the response on, requests may have its name as `model`."""
+    return json_response(await service.state.experiments.put(name, body, by))
+
+
+@router.delete("/experiments/{name}", status_code=204)
+@requires(Scope.ADMIN)
+async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Response:
+    """Delete an experiment and what is known about its users' answers."""
+    await service.state.experiments.delete(name, by)
+    return Response(status_code=204)
+
+
+@router.get("/experiments/{name}/results", response_model=ExperimentResults)
+@requires(Scope.READ)
+async def get_results(name: PathExperiment, service: Ready) -> Response:
+    """Compare the arms with the first one. It may be called as often as you like."""
+    return json_response(await service.state.experiments.results(name))

@@ -1,4 +1,4 @@
-"""Recommendations."""
+"""Recommendations, and texts of the service's text model."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import LARGE
 from recsys.serving.errors import ProblemError, problem_body, problem_of
 from recsys.serving.limits import CALLER
-from recsys.serving.schemas.common import Problem
+from recsys.serving.schemas.common import Problem, as_json
 from recsys.serving.schemas.recommendations import (
     BatchRequest,
     BatchResponse,
@@ -18,6 +18,7 @@ from recsys.serving.schemas.recommendations import (
     RecommendationsRequest,
     RecommendationsResponse,
 )
+from recsys.serving.schemas.texts import TextsRequest, TextsResponse
 from recsys.serving.service import Service
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
@@ -40,43 +41,46 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
     slots = asyncio.Semaphore(AT_ONCE)  # a batch enters the queue one by one, not as a block
     room, held = service.state.answer_bytes, 0
 
-    async def result(body: RecommendationsRequest) -> str:
+    async def result(body: RecommendationsRequest) -> bytes:
         nonlocal held
         async with slots, service.state.batched:
-            text = _dump(await _result(service, body, request_id))  # less than objects
+            text = await _result(service, body, request_id)  # less than objects
         if len(text) > LARGE:
             if not room.take(len(text) - LARGE):
                 detail = "Too many large answers of batches at once; ask for less in a batch."
-                return _dump(_refused(ProblemError("queue_full", detail), request_id))
+                return _refused(ProblemError("queue_full", detail), request_id)
             held += len(text) - LARGE
         return text
 
     try:
         results = await asyncio.gather(*map(result, body.requests))
-        text = f'{{"results":[{",".join(results)}]}}'
+        return json_response(b'{"results":[' + b",".join(results) + b"]}")
     finally:
         room.give(held)
-    return Response(text, media_type="application/json")
 
 
-async def _result(
-    service: Service, body: RecommendationsRequest, request_id: str | None
-) -> BatchResult:
+@router.post("/texts", response_model=TextsResponse)
+@requires(Scope.READ)
+async def write(body: TextsRequest, service: Ready) -> Response:
+    """A text of a named format (`serve.text_formats`), by the text model of `serve.explainer`.
+
+    What is written is the model's own.
+    """
+    return json_response(await service.write(body))
+
+
+async def _result(service: Service, body: RecommendationsRequest, request_id: str | None) -> bytes:
+    """The JSON of a `BatchResult`."""
     try:
         CALLER.get().charge(1)
-        answer = await service.recommend(body)
+        return b'{"status":200,"answer":' + await service.recommend(body) + b"}"
     except Exception as error:
         problem = problem_of(error)
         if problem.code == "internal_error":
             failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
         return _refused(problem, request_id)
-    return BatchResult.model_construct(status=200, answer=answer)
 
 
-def _refused(problem: ProblemError, request_id: str | None) -> BatchResult:
+def _refused(problem: ProblemError, request_id: str | None) -> bytes:
     values = problem_body(problem, request_id)
-    return BatchResult(status=problem.status_code, problem=Problem.model_validate(values))
-
-
-def _dump(result: BatchResult) -> str:
-    return result.model_dump_json(exclude_unset=True, by_alias=True)
+    return as_json(BatchResult(status=problem.status_code, problem=Problem.model_validate(values)))

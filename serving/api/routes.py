@@ -4,24 +4,9 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
-from recsys.serving.api import (
-    events,
-    experiments,
-    items,
-    lists,
-    models,
-    operations,
-    pages,
-    recommendations,
-    rules,
-    texts,
-    users,
-)
+from recsys.serving.api import events, items, models, operations, pages, recommendations, users
 
-_MODULES = (
-    recommendations, texts, lists, items, rules, experiments, events, users, models,
-    operations, pages,
-)  # fmt: skip
+_MODULES = (recommendations, items, events, users, models, operations, pages)
 ROUTES = [
     route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)
 ]

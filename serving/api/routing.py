@@ -22,7 +22,7 @@ from recsys.serving.auth import scope_of
 from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError
 from recsys.serving.limits import CALLER
-from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
+from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS, as_json
 from recsys.serving.service import Service
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -182,10 +182,10 @@ By = Annotated[str | None, Depends(_key_name)]
 PathId = Annotated[str, PathParameter(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS)]
 
 
-def json_response(answer: BaseModel, status: int = 200) -> Response:
-    """Convert an answer to a response; fields that were not set are left out."""
-    text = answer.model_dump_json(exclude_unset=True, by_alias=True)
-    return Response(text, status, media_type="application/json")
+def json_response(answer: BaseModel | bytes) -> Response:
+    """The response of an answer, or of its JSON, which is made off the event loop if large."""
+    text = answer if isinstance(answer, bytes) else as_json(answer)
+    return Response(text, media_type="application/json")
 
 
 def content_type(request: Request) -> str:

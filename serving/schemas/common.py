@@ -74,6 +74,11 @@ def made(kind: type[ModelT], values: dict[str, Any]) -> ModelT:
     return part
 
 
+def as_json(answer: BaseModel) -> bytes:
+    """An answer as JSON; fields that were not set are left out."""
+    return answer.model_dump_json(exclude_unset=True, by_alias=True).encode()
+
+
 def metadata(catalog: "EpochCatalog", row: int) -> dict[str, Any]:
     """Attributes of an item; numbers that are not finite become null."""
     return {

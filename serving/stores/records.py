@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import zip_longest
@@ -22,6 +22,7 @@ NOT_HISTORY = (
     "impression", "dismiss", "dislike", "skip", "feedback", "return", "refund", "remove_from_cart"
 )  # fmt: skip
 SKEW_MS = 3_600_000  # by which the clock of whoever reports feedback may be behind
+LONG = 40  # characters of an id that is not kept as it is where many are counted
 DISLIKES = ("dislike", "dismiss")  # of `NOT_HISTORY`: the user does not want to see the item
 
 
@@ -179,11 +180,21 @@ class StoredEvent(Event):
 class Act(NamedTuple):
     """What an event of a store says about the interest in an item, and in an answer."""
 
-    user: str
+    user: Hashable
     item: str
     type: str
     time_ms: int
-    recommendation_id: str | None = None
+    recommendation_id: Hashable = None
+
+    def short(self, knows: Callable[[str], bool]) -> "Act":
+        """The act with hashes for long texts: those of 200,000 events take half a gigabyte.
+
+        An item that a catalog `knows` keeps its id.
+        """
+        is_long = len(self.item) > LONG and not knows(self.item)
+        item = content_digest(self.item) if is_long else self.item
+        user, answer = hash(self.user), self.recommendation_id
+        return Act(user, item, self.type, self.time_ms, answer and hash(answer))
 
 
 class Returned:
@@ -193,7 +204,7 @@ class Returned:
         """Without returns yet; `not_history` is as in `sign_of`."""
         self._not_history = not_history
         self._signs: dict[str, Sign] = {}
-        self._last_ms: dict[tuple[str, str], int] = {}  # of a user and an item
+        self._last_ms: dict[tuple[Hashable, str], int] = {}  # of a user and an item
 
     def sign(self, name: str) -> Sign:
         """`sign_of` events of a type."""
@@ -207,7 +218,7 @@ class Returned:
             before = self._last_ms.get((act.user, act.item), 0)
             self._last_ms[act.user, act.item] = max(before, act.time_ms)
 
-    def has(self, user: str, item: str, time_ms: int) -> bool:
+    def has(self, user: Hashable, item: str, time_ms: int) -> bool:
         """Whether the user returned the item then or later."""
         return time_ms <= self._last_ms.get((user, item), -1)
 
@@ -277,10 +288,15 @@ class Given(NamedTuple):
     """A remembered answer as it is stored: `items` is a JSON list of ids, `place` its number."""
 
     place: int
-    recommendation_id: str
-    user: str | None
+    recommendation_id: Hashable
+    user: Hashable
     items: str
     time_ms: int
+
+    def short(self) -> "Given":
+        """The answer with hashes, as `Act.short`."""
+        user = None if self.user is None else hash(self.user)
+        return self._replace(recommendation_id=hash(self.recommendation_id), user=user)
 
 
 Observer = Callable[[str, float], None]  # counts a call of a store and its seconds

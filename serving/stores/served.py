@@ -157,7 +157,7 @@ def _row(served: Served) -> dict[str, Any]:
         "recommendation_id": served.recommendation_id,
         "user_id": served.user,
         "model": served.model,
-        "items": json.dumps(served.items),
+        "items": json.dumps(served.items, ensure_ascii=False),
         "time_ms": served.time_ms,
     }
 

@@ -12,8 +12,7 @@ from journal_suite import JournalSuite
 from recsys.catalog import Catalog
 from recsys.errors import RequestError
 from recsys.live import Epochs
-from recsys.serving import catalog_changes
-from recsys.serving.api import items as items_api
+from recsys.serving import catalog_changes, lists, service
 from recsys.serving.schemas.items import DescribedItem, ScoredItem
 from recsys.serving.stores.records import StoreError
 from recsys.vocabulary import Vocabulary
@@ -232,11 +231,11 @@ async def test_a_refused_item_is_reported_with_the_reason(client, body):
 async def test_what_answers_show_of_an_item_is_bounded(client, monkeypatch):
     monkeypatch.setattr(catalog_changes, "MOST_SHOWN", 2_000)
     large = {"attributes": {"categories": ["x" * 900] * 2}}
-    larger = {"attributes": {"categories": ["x" * 900] * 3}}
+    larger = {"attributes": {"categories": ["\u20ac" * 900]}}  # three bytes each
     refused = await client.put_item("lamp", LAMP | larger)
     assert code(refused) == (422, "invalid_item")
     assert (
-        "'lamp': the texts and lists of its attributes have more than 2,000 characters"
+        "'lamp': the texts and lists of its attributes have more than 2,000 bytes as JSON"
         in refused.json()["detail"]
     )
     assert (await client.put_item("lamp", LAMP | large)).status_code == 200
@@ -265,13 +264,18 @@ async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
         (DescribedItem, "of"),
         (catalog_changes, "_record"),
         (ScoredItem, "listed"),
-        (items_api, "json_response"),
+        (lists, "as_json"),
+        (catalog_changes, "as_json"),
+        (service, "as_json"),
     ):
         spy(module, name)
     items = [{"item_id": f"n{i}", "like": "item-7"} for i in range(3)]
     assert (await client.post("/v1/items", json={"items": items})).status_code == 200
     await client.post("/v1/rank", json={"history": ["item-1"], "items": ["item-2"]})
-    names = ("of", "_record", "listed", "json_response")
+    await client.get("/v1/items")
+    shown = {"history": ["item-1"], "include": ["metadata"]}
+    await client.post("/v1/recommendations", json=shown)
+    names = ("of", "_record", "listed", "as_json")
     assert at_work == {(name, False) for name in names}
 
 

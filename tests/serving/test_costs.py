@@ -3,13 +3,20 @@
 import asyncio
 import threading
 from contextlib import contextmanager
+from unittest.mock import AsyncMock
 
 import pytest
 from oracles import PATIENCE_S
+from starlette.responses import Response
 
+from recsys.serving import daily_figures, middleware, off_loop, trending
 from recsys.serving.api import operations
 from recsys.serving.bodies import LARGE
 from recsys.serving.metrics import Metrics
+from recsys.serving.middleware import PART, Entrance, Guard
+from recsys.serving.stores.records import Act
+
+EXPERIMENT = {"arms": [{"alias": "champion", "weight": 1.0}, {"alias": "none", "weight": 1.0}]}
 
 
 async def test_requests_of_much_work_do_not_delay_others(client, recommender, monkeypatch):
@@ -50,6 +57,72 @@ async def test_large_answers_of_batches_are_bounded_together(client, service):
     assert await statuses(*[large, small] * 4) == [200, 200, 200, 200, 429, 200, 429, 200]
     assert room.taken == 0
     assert await statuses(large, large) == [200, 200]
+
+
+async def test_large_answers_that_are_not_read_are_bounded_together(settings, monkeypatch):
+    monkeypatch.setattr(middleware, "ANSWERS", 3 * PART)
+    text, read = bytes(range(256)) * (PART // 64), asyncio.Event()  # four parts
+
+    async def app(scope, receive, send):
+        await Response(text)(scope, receive, send)
+
+    metrics = Metrics()
+    entrance = Entrance(app, Guard(settings, metrics), settings, metrics)
+
+    async def ask():
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+            if len(sent) > 2:  # the head and a part are on their way
+                await read.wait()
+
+        path = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/"}
+        await entrance(path | {"query_string": b"", "headers": []}, None, send)
+        return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
+
+    slow = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    assert (await ask())[0] == 429
+    read.set()
+    assert await slow == await ask() == (200, text)
+
+
+async def test_changes_that_wait_are_bounded(client, service, monkeypatch, until):
+    monkeypatch.setattr(off_loop, "MAX_CHANGES", 2)
+    state = service.state
+    for part, method, path, body in (
+        (state.rules, "PUT", "/v1/rules/sale", {"pin": ["item-1"]}),
+        (state.experiments, "PUT", "/v1/experiments/sale", EXPERIMENT),
+        (state.aliases, "POST", "/v1/aliases/sale/rollback", None),
+    ):
+        async with part._changing:
+            requests = [client.request(method, path, json=body) for _ in range(2)]
+            asked = [*map(asyncio.create_task, requests)]
+            await until(lambda part=part: part._changing._clients == 2)
+            answer = await client.request(method, path, json=body)
+            assert (answer.status_code, answer.json()["code"]) == (429, "queue_full")
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} <= {200, 404, 422}
+
+
+@pytest.mark.parametrize("made", ["today", "trending"])
+async def test_long_ids_of_events_take_no_memory(service, monkeypatch, made):
+    face, kept = "\U0001f600" * 250, []
+
+    async def acts(*places):
+        return [Act(f"{face}u{n}", f"{face}i{n}", "click", n, f"{face}r{n}") for n in range(2_000)]
+
+    def keep(self, acts):
+        kept.extend(acts)
+
+    monkeypatch.setattr(service.store.history, "newest_places", AsyncMock(return_value=(1, 1, 0)))
+    monkeypatch.setattr(service.store.history, "acts", acts)
+    monkeypatch.setattr(daily_figures.Tally, "add_events", keep)
+    monkeypatch.setattr(trending.Tally, "add", keep)
+    state, store = service.state, service.store
+    await (state.today(store, 1) if made == "today" else state.lists._trending(store))
+    assert len({act.item for act in kept}) == 2_000
+    assert max(len(str(part)) for act in kept for part in act) < 40
 
 
 async def test_batches_leave_room_in_the_queue(settings, recommender, running, until):

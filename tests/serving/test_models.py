@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 
+from recsys.serving import aliases
 from recsys.serving.service import Phase
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.records import StoreError
@@ -57,6 +58,22 @@ async def answered_by(client, **request):
 
 def code(response):
     return response.status_code, response.json()["code"]
+
+
+async def test_names_of_aliases_are_bounded_in_number(client, service, monkeypatch):
+    monkeypatch.setattr(aliases, "MOST_ALIASES", 2)
+    for n in range(3):
+        refused = await client.put(f"/v1/aliases/new-{n}", json={"bundle": "none"})
+        assert code(refused) == (404, "unknown_bundle")
+    assert (await client.put("/v1/aliases/b", json={"bundle": "one"})).status_code == 200
+    assert code(await client.put("/v1/aliases/c", json={"bundle": "one"})) == (
+        409,
+        "alias_conflict",
+    )
+    assert (await client.delete("/v1/aliases/b")).status_code == 204
+    names = service.metrics.exposition().decode()
+    assert 'alias="new-0"' not in names
+    assert 'alias="b"' not in names
 
 
 async def test_an_alias_is_set_listed_used_and_removed(client, service):

@@ -86,6 +86,9 @@ class NoTypes:
     def get(self):
         return self
 
+    def knows(self, item):
+        return True
+
 
 def trending(off_loop):
     return Trending(NoTypes(), off_loop, ())
