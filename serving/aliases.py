@@ -22,6 +22,7 @@ from recsys.bundle import check_models
 from recsys.errors import RecsysError
 from recsys.recommender import Recommender
 from recsys.serving.catalog_changes import CatalogChanges
+from recsys.serving.journal_follower import ChangeLock
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import (
     Alias,
@@ -32,7 +33,6 @@ from recsys.serving.models import (
     UnknownModelError,
     Version,
 )
-from recsys.serving.off_loop import ChangeLock
 from recsys.serving.rules import RuleReferenceError, Rules
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.models import AliasInfo

@@ -8,17 +8,42 @@ import itertools
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from recsys.serving.off_loop import ChangeLock
+from recsys.serving.batcher import QueueFullError
 from recsys.serving.stores.records import StoreError, now_ms
 from recsys.serving.stores.store import Store
 
 LOOK_S = 1.0  # between two looks at the journal
+MAX_CHANGES = 32  # of one kind, waiting and under way
 WHOLE = "whole"  # operation of the record that stands for all before it
 MOST_CHANGES = 64  # after which a journal is written as one record
 Placed = Sequence[tuple[int, dict[str, Any]]]
+
+
+class ChangeLock(asyncio.Lock):
+    """A lock for changes, for which few clients may wait."""
+
+    _clients = 0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a client's change in the block; `QueueFullError` if there are too many."""
+        if self._clients >= MAX_CHANGES:
+            raise QueueFullError
+        self._clients += 1
+        try:
+            yield
+        finally:
+            self._clients -= 1
+
+    @contextlib.asynccontextmanager
+    async def for_client(self) -> AsyncIterator[None]:
+        """Hold the lock for a client's change; `QueueFullError` as `counted`."""
+        with self.counted():
+            async with self:
+                yield
 
 
 class Follower(ABC):

@@ -5,9 +5,8 @@ the other.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from recsys.serving.batcher import QueueFullError, until
@@ -15,31 +14,6 @@ from recsys.serving.limits import CALLER
 from recsys.serving.settings import ServingSettings
 
 T = TypeVar("T")
-MAX_CHANGES = 32  # of one kind, waiting and under way
-
-
-class ChangeLock(asyncio.Lock):
-    """A lock for changes, for which few clients may wait."""
-
-    _clients = 0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a client's change in the block; `QueueFullError` if there are too many."""
-        if self._clients >= MAX_CHANGES:
-            raise QueueFullError
-        self._clients += 1
-        try:
-            yield
-        finally:
-            self._clients -= 1
-
-    @asynccontextmanager
-    async def for_client(self) -> AsyncIterator[None]:
-        """Hold the lock for a client's change; `QueueFullError` as `counted`."""
-        with self.counted():
-            async with self:
-                yield
 
 
 class OffLoop:
