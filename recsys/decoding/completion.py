@@ -79,7 +79,7 @@ def complete(
         widths[depth] = min(states, left // (len(widths) - depth))
         left -= widths[depth]
     widths.append(num_beams)
-    decoder = native_decoder(search) if search.step.gains is None else None
+    decoder = native_decoder(search)
     # The library takes one request at a time, since each may need memory for many nodes.
     of_request = max(widths) * search.model.vocabulary_size
     together = 1 if decoder is not None else max(1, _LOGITS // of_request)

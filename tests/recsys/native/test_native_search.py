@@ -113,16 +113,21 @@ def test_kept_histories_are_read_and_stored(monkeypatch):
     beams=st.integers(1, 12),
     batch=st.integers(1, 4),
     excluded=st.sampled_from([0.0, 0.5, 1.0]),
+    strength=st.sampled_from([0.0, 0.0, 0.5, 5.0]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_completed_lists_are_those_of_a_search_that_prunes_nothing(
-    seed, items, levels, beams, batch, excluded
+    seed, items, levels, beams, batch, excluded, strength
 ):
     model, rng = MODELS["llama"], np.random.default_rng(seed)
     trie = ItemTrie.build(random_catalog(rng, items, levels))
     prompts = random_prompts(rng, batch, 12)
     exclude = [np.flatnonzero(rng.random(trie.num_rows) < excluded) for _ in prompts]
-    request = SearchRequest(prompts, exclude=exclude)
+    boosts = None
+    if strength:
+        gains = (strength * rng.normal(size=(batch, trie.num_items))).astype(np.float32)
+        boosts = [Boost.of(trie, line) for line in gains]
+    request = SearchRequest(prompts, exclude=exclude, boosts=boosts)
     expected = beam_search(model, request, trie, trie.num_rows)
     found = beam_search(model, request, trie, beams)
     best = complete(model, found, request, trie, max_nodes=4096)
