@@ -9,8 +9,6 @@ from oracles import byte_level_tokenizer, random_prompts, tiny_model
 
 from recsys.models.tree_forward import TreeModel
 from recsys.text import BeamSettings, generate_text
-from recsys.text.grammar import choice, lark
-from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.titles import Titles, generate_titles
 from recsys.text.tokenizer import TextTokenizer
 
@@ -143,28 +141,6 @@ def test_texts_that_are_not_whole_in_time_are_no_answers():
     nothing = generate(DOUBLE, [np.array([3])], 4, 1, constraint=titles)
     assert answers(nothing) == []
     assert nothing.tokens.shape == (1, 1, 0)
-
-
-def test_grammars_constrain_beams_too():
-    texts = ["Heat", "Alien", "Aliens", "Up"]
-    tokenizer = TextTokenizer(byte_level_tokenizer(texts, 270), 300)
-    model = tiny_model("llama", 300)
-    compiler = GrammarCompiler(tokenizer)
-    found = generate(
-        model,
-        [np.array([5, 6]), np.array([9])],
-        4,
-        20,
-        constraint=[
-            compiler.constraint(choice(texts)),
-            compiler.constraint(lark("start: /[ab]{2}/")),
-        ],
-        num_return_sequences=4,
-    )
-    assert {tokenizer.decode(text) for text, _ in answers(found, 0)} <= set(texts)
-    assert {tokenizer.decode(text) for text, _ in answers(found, 1)} <= {"aa", "ab", "ba", "bb"}
-    assert answers(found, 0)
-    assert answers(found, 1)
 
 
 CATALOG = [

@@ -27,7 +27,6 @@ MODEL = tiny_model("llama-gqa", 352)
 SOURCE = 'He said: "Über alles 🎬, the quick\nbrown fox".'
 DRAWS = 2000
 SUBSTRING = lark(f"start: %regex {json.dumps({'substring_chars': SOURCE})}")
-SHORTLIST = ["Heat", "Heat 2", "Alien", "Toy Story", 'Say "Hi"']
 
 
 class Explanation(BaseModel):
@@ -63,11 +62,6 @@ CASES = {
     "schema": (json_schema(Explanation.model_json_schema()), is_schema),
     "grammar": (lark(EXPRESSION), balanced),
     "substring": (SUBSTRING, lambda text: text in SOURCE),
-    "regex": (
-        regex(r"[0-9]{4}-[01][0-9]-[0-3][0-9]"),
-        lambda text: re.fullmatch(r"[0-9]{4}-[01][0-9]-[0-3][0-9]", text),
-    ),
-    "choice": (choice(SHORTLIST), lambda text: text in SHORTLIST),
 }
 
 
@@ -84,7 +78,7 @@ def generate(grammar, count, *, batch=32, **options):
 @pytest.mark.parametrize("case", CASES)
 def test_every_text_of_a_random_model_is_valid(case):
     grammar, is_valid = CASES[case]
-    found = generate(grammar, 80 if case in ("schema", "grammar", "substring") else 40)
+    found = generate(grammar, 80)
     for text in found:
         assert text.finished
         assert is_valid(TOKENIZER.decode(text.tokens)), TOKENIZER.decode(text.tokens)

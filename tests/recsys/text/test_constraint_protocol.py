@@ -6,7 +6,7 @@ from constraint_suite import ConstraintSuite, check_constraint
 from oracles import byte_level_tokenizer
 
 from recsys.text.constraint import DEAD
-from recsys.text.grammar import choice, json_schema, regex
+from recsys.text.grammar import json_schema
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.titles import Titles
 from recsys.text.tokenizer import TextTokenizer
@@ -33,16 +33,6 @@ class TestTitles(ConstraintSuite):
 class TestSchema(ConstraintSuite):
     def make(self):
         return COMPILER.constraint(json_schema(SCHEMA))
-
-
-class TestRegex(ConstraintSuite):
-    def make(self):
-        return COMPILER.constraint(regex(r"[a-c]{1,4}( [0-9]{2})?"))
-
-
-class TestChoice(ConstraintSuite):
-    def make(self):
-        return COMPILER.constraint(choice(TITLES[:4]))
 
 
 class TestOwnAutomaton(ConstraintSuite):

@@ -168,17 +168,6 @@ def test_collection_does_not_change_answers(seed, every, rules, budget):
     assert model.pool.lent == 0
 
 
-def test_a_request_gets_the_same_texts_alone_and_in_a_batch():
-    rules_ = {"eos_token_id": list(range(10, 25)), "num_return_sequences": 4, "length_penalty": 0.3}
-    together = generate(DOUBLE, PROMPTS, 4, 30, **rules_)
-    assert len(set(together.lengths[:, 0].tolist())) > 1
-    for i, prompt in enumerate(PROMPTS):
-        alone = generate(DOUBLE, [prompt], 4, 30, **rules_)
-        assert answers(alone, 0)[0] == answers(together, i)[0]
-        torch.testing.assert_close(alone.scores[0], together.scores[i], atol=1e-9, rtol=1e-9)
-        assert alone.stats[0].target_passes <= together.stats[i].target_passes
-
-
 def test_a_cached_prompt_is_not_run_again():
     store = PrefixStore(DOUBLE.config, DOUBLE.dtype, DOUBLE.device, 1 << 20)
     model = TreeModel(DOUBLE)
