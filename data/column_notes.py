@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import each, read_available
 from recsys.data.cleaning import is_no_id
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
-from recsys.data.columns import clocks_beside_dates
+from recsys.data.columns import clocks_beside_dates, is_of_items
 from recsys.data.report import sentence
 from recsys.data.returns import (
     BELOW_0,
     CREDIT_NOTE,
+    MOST_KINDS,
     may_be_yes,
     names_of_returns,
+    read_marks,
     read_order_status,
+    strange_states,
     unread_marks,
     unread_states,
     values_of_returns,
@@ -34,8 +39,13 @@ from recsys.errors import DataError
 from recsys.event_names import normalised
 
 AMOUNTS, BESIDE_SALES = words("prices") | words("amounts"), words("beside_sales")
+SALE_SIGNS, RETURN_SIGNS, RETURN_ENDS = map(words, ("sale_signs", "return_signs", "return_ends"))
 PIECES = r"^[-−]?(\d|10)$"  # of a line of an order
 MOST_RETURNS = 0.5  # of the rows; more are no returns
+FEW_RETURNS = 5  # rows, below which repetition says nothing
+REPEATED, MOST_AGAIN = 0.8, 0.5  # shares of rows whose user has the item in other rows, too
+MOST_STRANGE = 0.15  # share of the rows with states that nobody knows; fewer are named
+MOST_MORE = 0.1  # share of what is returned more often than it was bought
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 
 
@@ -118,6 +128,7 @@ def ask_about_returns(
     Raises:
         DataError: the message has the settings that decide.
     """
+    _ask_about_states(sample, roles, chosen, unasked)
     if "behaviour" in roles or any(_show_returns(role, sample, roles) for role in roles):
         return list(sample.table.column_names)
     mostly: list[str] = []
@@ -153,12 +164,138 @@ def ask_about_returns(
         if count > MOST_RETURNS * len(values):
             mostly.append(name)
         elif count and not (form == CREDIT_NOTE and _are_countries(texts, rows, owners)):
-            said = {"says": what, "count": count, "shown": examples(texts.filter(rows))}
             without = roles[role].column if role in roles else NO_COLUMN
-            yes, no = (shlex.quote(f"{role}={column}") for column in (name, without))
-            said |= {"yes": yes, "no": no, "role": role}
-            raise DataError(sentence("lines_of_returns", path=sample.path, name=name, **said))
+            ways = (f"{role}={name}", f"{role}={without}")
+            raise _asked(sample, name, what, texts.filter(rows), ways)
+    if chosen.get("taken_back") is None:
+        for name, what, mark in _marks_of_returns(sample, roles, items, unasked):
+            texts = _texts(sample, name)
+            rows = pc.and_not(read_marks(texts, f"={mark}"), known)
+            if pc.any(rows).as_py():
+                ways = (f"taken_back={name}={mark}", f"taken_back={NO_COLUMN}")
+                raise _asked(sample, name, what, texts.filter(rows), ways)
     return mostly
+
+
+def _ask_about_states(
+    sample: Sample, roles: Roles, chosen: Mapping[str, str | None], unasked: Collection[str]
+) -> None:
+    """Refuse a column of states of orders of which many have values that nobody knows.
+
+    States of addresses and of products have one value for each user or item.
+    """
+    if not {chosen.get("order_status"), chosen.get("taken_back")} <= {None}:
+        return
+    taken = [match.column for role, match in roles.items() if "status" not in role]
+    for name in sample.table.column_names:
+        named = rank(name, EVENT_WORDS["order_status"]) is not None and not is_of_a_user(name)
+        if not named or name in taken or name in unasked or sample.counts[name] > 1:
+            continue
+        values = sample.texts(name)
+        strange = pa.array(strange_states(values), pa.string())
+        rows = pc.is_in(_texts(sample, name), value_set=strange)
+        if not len(strange) or pc.sum(rows).as_py() <= MOST_STRANGE * len(rows):
+            continue
+        owners = ({"item": match} for role, match in roles.items() if role in ("user", "item"))
+        if any(is_of_items(sample, owner, name) for owner in owners):
+            continue
+        count, shown = pc.sum(rows).as_py(), examples(_texts(sample, name).filter(rows))
+        no, yes = (shlex.quote(text) for text in (
+            f"order_status={name}", f"taken_back={name}={'|'.join(strange.to_pylist()[:3])}"
+        ))  # fmt: skip
+        said = {"name": name, "count": count, "shown": shown, "yes": yes, "no": no}
+        raise DataError(sentence("strange_states", path=sample.path, **said))
+
+
+def _asked(
+    sample: Sample, name: str, what: str, values: pa.ChunkedArray, ways: tuple[str, str]
+) -> DataError:
+    """The question about rows with these values of a column, with two answers for `--column`."""
+    yes, no = map(shlex.quote, ways)
+    said = {"says": what, "count": len(values), "shown": examples(values), "yes": yes, "no": no}
+    role = ways[0].partition("=")[0]
+    return DataError(sentence("lines_of_returns", path=sample.path, name=name, role=role, **said))
+
+
+def _marks_of_returns(
+    sample: Sample, roles: Roles, items: pa.ChunkedArray, unasked: Collection[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Columns that may mark lines of returns, what they do, and the mark (`returns.read_marks`).
+
+    Ids such as `A7-RET` stand beside `A7`. Signs are such as + and -. Of kinds without usual names,
+    the rows of a few are nearly all of items that the user has in other rows as well, at another
+    time and no less often, while hardly any other rows are.
+    """
+    frame = pd.DataFrame({"user": _texts(sample, roles["user"].column), "item": items})
+    rows = pd.DataFrame({"owner": frame.groupby(["user", "item"]).ngroup()})
+    if "timestamp" in roles:
+        times = _texts(sample, roles["timestamp"].column).to_pandas()
+        rows["moment"] = rows.assign(time=times).groupby(["owner", "time"]).ngroup()
+    free = free_columns(sample, roles)
+    for name in sample.table.column_names:
+        is_order = rank(name, EVENT_WORDS["session"][:2]) is not None
+        if name in unasked or sample.counts[name] > 1 or is_of_a_user(name):
+            continue
+        texts = sample.texts(name)
+        if is_order or name == roles["item"].column:
+            if mark := _ends_of_returns(texts, is_order):
+                yield name, "ends like a return", mark
+            continue
+        kinds = set(pc.unique(texts).to_pylist())
+        signs = {kind for kind in kinds if kind.lower() in RETURN_SIGNS}
+        counts = len(kinds) > 2 and all(kind.isdecimal() and int(kind) < 100 for kind in kinds)
+        again = any(word in normalised(name) for word in words("repeats"))
+        if name not in free or not kinds or counts or again:
+            continue
+        if signs and signs < kinds and all(k.lower() in SALE_SIGNS for k in kinds - signs):
+            yield name, "has the sign of a return", "|".join(sorted(signs))
+            continue
+        column = _texts(sample, name).to_pandas().to_numpy(object)
+        if len(kinds) > MOST_KINDS:  # such as the number of the order that is returned
+            column = np.where(column == "", "", "*")
+        taken = [kind for kind in _kinds_of_returns(rows.assign(kind=column)) if kind]
+        if taken and kinds <= {*taken}:
+            taken = ["*"]
+        if taken:
+            yield name, "marks rows that repeat a purchase", "|".join(taken)
+
+
+def _ends_of_returns(ids: pa.ChunkedArray, is_order: bool) -> str:
+    """The ends of ids, such as *-RET, of which most other ids have the beginning; or empty."""
+    ends = RETURN_ENDS | (words("credit_numbers") if is_order else frozenset())
+    form = rf"(?i)^(?P<id>.*\w)(?P<end>[-_/ .#](?:{'|'.join(sorted(ends))})\d{{0,2}})$"
+    parts = pc.extract_regex(ids, form)
+    marked = pc.is_valid(parts)
+    plain = pc.unique(ids.filter(pc.invert(marked)))
+    beside = pc.is_in(pc.struct_field(parts, "id").filter(marked), value_set=plain)
+    few = 2 * (pc.sum(beside).as_py() or 0) < len(beside)
+    found = pc.unique(pc.struct_field(parts, "end").filter(marked)).to_pylist()
+    return "" if few else "|".join(f"*{end}" for end in found[:MOST_KINDS])
+
+
+def _kinds_of_returns(rows: pd.DataFrame) -> list[str]:
+    """The kinds whose rows take back those of other kinds, by `owner`, `kind`, perhaps `moment`."""
+    several = rows.groupby("owner")["owner"].transform("size") > 1
+    often = several.groupby(rows["kind"]).agg(["mean", "size"])
+    likely = often[(often["mean"] >= REPEATED) & (often["size"] >= FEW_RETURNS)]
+    likely = likely[likely["size"] <= MOST_RETURNS * len(rows)]
+    if likely.empty:
+        return []
+    if "moment" in rows:  # lines of one moment are divided, as by payments
+        divided = rows.groupby("moment")["kind"].transform("nunique") > 1
+    else:
+        divided = several & False
+    every = rows.groupby("owner").size()
+    kinds = []
+    for kind in likely.index:
+        own = rows[rows["kind"] == kind].groupby("owner").size().reindex(every.index, fill_value=0)
+        other = every - own
+        repeated = own[other > 0].sum() - (divided & (rows["kind"] == kind)).sum()
+        again = other[other > 1].sum() <= MOST_AGAIN * other.sum()
+        more = (own > other)[(own > 0) & (other > 0)].mean() <= MOST_MORE
+        if repeated >= REPEATED * own.sum() and again and more:
+            kinds.append(kind)
+    return kinds
 
 
 def _are_countries(

@@ -38,12 +38,12 @@ from recsys.data.column_words import (
 from recsys.data.ids import SHORTENED
 from recsys.data.layouts import parts_repeat, refuse_without_header
 from recsys.data.numbers import NO_NUMBER, share_of_points
+from recsys.data.refunds import lines_of_returns
 from recsys.data.report import sentence
 from recsys.data.returns import (
     are_codes,
     are_kinds,
     knows_order_status,
-    marks_of_lines,
     read_order_status,
     read_pieces,
     share_of_events,
@@ -114,14 +114,13 @@ def recognise_events(
         DataError: a needed column that cannot be told, with the setting that names it.
     """
     check_names(sample, [name for name in chosen.values() if name])
+    if lines_of_returns(sample, chosen):  # whose column may also be a price, or the order
+        chosen = {**chosen, "taken_back": None}
     roles = _given(sample, chosen, EVENT_WORDS)
     if items is None:  # else the names are of its columns
         roles |= _given(sample, chosen, EVENT_FIELDS)
     refuse_without_header(sample, bool(roles))
     settled = {role for role, name in chosen.items() if name is not None}
-    if "taken_back" in roles and marks_of_lines(sample.texts(roles["taken_back"].column)):
-        del roles["taken_back"]  # also a price, or the number of an order: `refunds`
-        settled.discard("taken_back")
     known = None if items is None else _best_ids(items, chosen)
     doubts: dict[str, list[str]] = {}
 
@@ -196,7 +195,9 @@ def mapped(
     """
     if {*mapping.values()}.isdisjoint(sample.table.column_names):
         refuse_without_header(sample, False, of_items, mapping)
-    roles = _given(sample, chosen, ITEM_WORDS if of_items else EVENT_WORDS)
+    marks = lines_of_returns(sample, chosen)
+    given = {**chosen, "taken_back": None} if marks else chosen
+    roles = _given(sample, given, ITEM_WORDS if of_items else EVENT_WORDS)
     for role, name in mapping.items():
         kind = role.partition(" ")[0]
         if chosen.get(kind) is not None and not (kind in NEEDED and chosen[kind] == NO_COLUMN):
@@ -208,9 +209,7 @@ def mapped(
             said = {"path": sample.path, "name": name, "kind": kind, "without": without}
             raise DataError(f"{sentence('no_column_of_first_run', **said)}\n{sample.show()}")
         roles[role] = Found(name, "as in the first run")
-    if "taken_back" in roles and (form := marks_of_lines(sample.texts(roles["taken_back"].column))):
-        roles[f"taken_back {form}"] = roles.pop("taken_back")
-    return roles
+    return roles | marks
 
 
 def check_new_columns(
@@ -331,7 +330,7 @@ def _take_fields(
             ranked = [
                 (order, n)
                 for order, n in ranked
-                if (sure and order == 0) or _is_of_items(sample, roles, n)
+                if (sure and order == 0) or is_of_items(sample, roles, n)
             ]
         if ranked:
             roles[role] = Found(ranked[0][1], "by name: it describes the items")
@@ -402,7 +401,7 @@ def _codes_beside_titles(
         is_code = is_code and share_of(values, r"\d") > SHARE_OF_CODES
         if is_code and pc.count_distinct(values).as_py() < len(values):
             column = {"item": Found(name, "")}
-            codes += [(0, name)] if any(_is_of_items(sample, column, t) for t in titles) else []
+            codes += [(0, name)] if any(is_of_items(sample, column, t) for t in titles) else []
     return codes or named
 
 
@@ -444,7 +443,7 @@ def _looks_like(values: pa.ChunkedArray) -> Literal["codes", "titles"] | None:
     return "titles" if blanks >= SHARE_OF_WORDS or digits <= 0.5 else None
 
 
-def _is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
+def is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
     """Whether a column has mostly one value for each item, and several in all."""
     both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
     both = both.filter(pc.and_not(both["value"].is_valid(), is_no_id(as_text(both["item"]))))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from recsys.data.availability import each, is_missing, plain_answer
 from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
-from recsys.data.column_words import EVENT_FIELDS, all_of, rank
+from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, all_of, rank
 from recsys.data.files import Damage
 from recsys.data.first_rows import FirstRows
 from recsys.data.grouped_rows import LINE, filled_down, with_lines
@@ -25,14 +25,15 @@ from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig, events_table
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.returns import (
-    MARKS_OF_LINES,
     are_returns,
     fill_orders,
     is_cancellation,
+    is_mark,
     is_refunded_in_full,
     is_return_line,
     pieces_of_events,
     pieces_taken_back,
+    read_marks,
     read_order_status,
     read_pieces,
     read_taken_back,
@@ -40,6 +41,7 @@ from recsys.data.returns import (
     with_meanings,
 )
 from recsys.data.sample import Found, Roles
+from recsys.data.service_lines import wildcard
 from recsys.data.texts import MISSING, as_strings
 from recsys.data.time_formats import CHANGES, TimeRules, find_zones, read_moments, with_clocks
 from recsys.errors import DataError
@@ -214,6 +216,12 @@ class EventReader:
             role: self.forms.read(role, table, self.roles[role].column, path)
             for role in ("user", "item")
         }
+        for role, match in self.roles.items():
+            if role.startswith("taken_back =") and match.column == self.roles["item"].column:
+                for mark in map(wildcard, role.partition("=")[2].split("|")):  # A7-RET is of A7
+                    if ".*" in mark:
+                        mark = mark.replace(".*", "(.*)", 1)
+                        made["item"] = pc.replace_substring_regex(made["item"], mark, r"\1")
         if LINE in table.column_names:
             made["line"] = table[LINE]
         if self.sessions == "anonymous":
@@ -326,10 +334,11 @@ class EventReader:
                 said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
             elif form.startswith("number"):
                 said = pc.if_else(each(said, is_missing), "", "yes")
-            elif form in MARKS_OF_LINES:
-                said = pc.if_else(pc.match_substring_regex(said, MARKS_OF_LINES[form]), "yes", "")
-            is_line = form in MARKS_OF_LINES or (form != "amount" and is_return_line(match.column))
-            if kind == "taken_back" and is_line:
+            elif is_mark(form):
+                said = pc.if_else(read_marks(said, form), "yes", "")
+            is_state = rank(match.column, EVENT_WORDS["order_status"]) is not None
+            is_line = is_mark(form) or (form != "amount" and is_return_line(match.column))
+            if kind == "taken_back" and is_line and not is_state:
                 returned.append(read_taken_back(said))
                 lines = pc.or_(lines, returned[-1])
                 continue

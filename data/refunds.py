@@ -31,11 +31,9 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
     """All roles, with those of such columns, whose second word is what they hold.
 
     `taken_back pieces` are a part of the quantity, `taken_back amount` is one of `taken_back total`
-    of the same line, and `taken_back number` is filled where a line was returned. Of lines that are
-    returns, an amount that the settings name is `taken_back below` 0, and the number of a document
-    in `taken_back document` is that of a credit note (`marks_of_lines`). The states of
-    `order_status closed` are those of Magento, where a refunded order is closed, and those of
-    `order_status paid` say yes or no.
+    of the same line, and `taken_back number` is filled where a line was returned. Lines
+    that are returns have a mark (`lines_of_returns`). The states of `order_status closed` are those
+    of Magento, where a refunded order is closed, and those of `order_status paid` say yes or no.
     """
     refund_roles = {
         f"{role} closed"
@@ -43,11 +41,10 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
         else role: match
         for role, match in roles.items()
     }
-    name = chosen.get("taken_back")
-    if name == NO_COLUMN:
+    if chosen.get("taken_back") == NO_COLUMN:
         return refund_roles
-    if name is not None and (form := marks_of_lines(sample.texts(name))):
-        return refund_roles | {f"taken_back {form}": Found(name, "named in the settings")}
+    if marks := lines_of_returns(sample, chosen):
+        return refund_roles | marks
     counted = "quantity" in roles and not is_taken_back(roles["quantity"].column)
     marks = [role for role in refund_roles if re.fullmatch(r"taken_back( \d+)?", role)]
     for role in marks if chosen.get("taken_back") is None else ():
@@ -86,6 +83,20 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
             role = f"taken_back {kind}" + (f" {number + 1}" if number else "")
             refund_roles[role] = Found(name, "by name and content")
     return refund_roles
+
+
+def lines_of_returns(sample: Sample, chosen: Mapping[str, str | None]) -> Roles:
+    """The role of the lines that are returns by what the settings say of `taken_back`.
+
+    `Sign=-` and `Order=*-RET` are the values of a column. Of a column without values, an amount is
+    `taken_back below` 0, and a number in `taken_back document` is that of a credit note.
+    """
+    name, names = chosen.get("taken_back") or NO_COLUMN, sample.table.column_names
+    column, _, value = name.partition("=")
+    if value and column in names and name not in names:
+        return {f"taken_back ={value}": Found(column, "named in the settings")}
+    form = marks_of_lines(sample.texts(name)) if name in names else None
+    return {f"taken_back {form}": Found(name, "named in the settings")} if form else {}
 
 
 def _are_pieces(sample: Sample, roles: Roles, name: str) -> bool:

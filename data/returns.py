@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import words
 from recsys.data.numbers import EITHER, FORMS, read_amounts
+from recsys.data.service_lines import wildcard
 from recsys.data.texts import each_value
 from recsys.event_names import (
     ASKED,
@@ -117,6 +118,22 @@ def marks_of_lines(texts: pa.ChunkedArray) -> str | None:
     return None
 
 
+def is_mark(form: str) -> bool:
+    """Whether a form of `taken_back` marks lines of returns by the values of the column."""
+    return form.startswith("=") or form in MARKS_OF_LINES
+
+
+def read_marks(texts: pa.ChunkedArray, form: str) -> pa.ChunkedArray:
+    """Whether the values of a column have a mark (`is_mark`): (rows,) bool.
+
+    The mark `=A|*-RET` is one of some values, in which `*` stands for any characters; `=*` is any.
+    """
+    if form == "=*":
+        return pc.invert(each(texts, is_missing))
+    pattern = MARKS_OF_LINES.get(form) or "|".join(map(wildcard, form[1:].split("|")))
+    return pc.fill_null(pc.match_substring_regex(texts, pattern), False)
+
+
 def names_of_returns(texts: pa.ChunkedArray) -> list[str]:
     """The values of a column with few distinct ones that name a return or a cancellation."""
     kinds = pc.unique(texts)
@@ -196,6 +213,19 @@ def unread_states(texts: pa.ChunkedArray, *, unknown: bool = False) -> list[str]
         t for t in states if not any(some.isdisjoint(words_of(t)) for some in (refusing, back))
     ]
     return [t for t in states if t not in quiet and _state(t) is None and not is_partial(t)]
+
+
+def strange_states(texts: pa.ChunkedArray) -> list[str]:
+    """The states of few that do not say in any part whether an order was kept or taken back."""
+    known = KEPT | CANCELLED | RETURNED | ASKED | DENIED | NO_EVENTS
+    kinds = [kind for kind in pc.unique(texts).to_pylist() if not is_missing(kind)]
+    strange = [
+        kind
+        for kind in kinds
+        if known.isdisjoint(words_of(kind)) and _state(kind) is None and not _is_kept(kind)
+        and not is_taken_back(kind) and not is_partial(kind)
+    ]  # fmt: skip
+    return strange if len(kinds) <= MOST_KINDS else []
 
 
 def knows_order_status(texts: pa.ChunkedArray) -> bool:
@@ -342,9 +372,9 @@ def pieces_of_events(
 def _is_kept(state: str) -> bool:
     """Whether a part of a state says that an order was kept, and the others that, or who paid."""
     parts = [part for part in re.split(PARTS, state) if part.strip()]
-    said = [{*words_of(part), normalised(part)} for part in parts]
+    said = [{*words_of(part), "".join(words_of(part))} for part in parts]
     kept = any(not KEPT.isdisjoint(words) for words in said)
-    kept = kept and (NOT.isdisjoint(words_of(state)) or normalised(state) in KEPT)
+    kept = kept and (NOT.isdisjoint(words_of(state)) or "".join(words_of(state)) in KEPT)
     return kept and all(not (KEPT | NO_EVENTS).isdisjoint(words) for words in said)
 
 
@@ -360,9 +390,9 @@ def _says(text: str) -> bool | None:
 
 
 def _state(text: str) -> str | None:
-    if normalised(text) in CANCELLED:
-        return "cancelled"
     words = words_of(text)
+    if "".join(words) in CANCELLED:
+        return "cancelled"
     if "reversal" in words or is_partial(text):
         return None
     if is_denied(text):

@@ -136,9 +136,12 @@ def _key(name: str) -> str:
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name such as `partialRefund` or `Facture d'avoir`, each `normalised`."""
+    """The words of a name such as `partialRefund` or `Facture d'avoir`, each `normalised`.
+
+    Words in other letters are in lower case.
+    """
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("charge back", "chargeback")
-    return [normalised(word) for word in re.split(r"[\W_]+", parted)]
+    return [normalised(word) or word.lower() for word in re.split(r"[\W_]+", parted)]
 
 
 def _is_negated(name: str) -> bool:

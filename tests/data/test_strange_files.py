@@ -387,6 +387,80 @@ def test_lines_that_only_look_like_returns_are_asked_about(shop, raw, name, sold
         assert types.count("return") == returns
 
 
+@pytest.mark.parametrize(
+    ("name", "states", "asked"),
+    [("Status", ("XYZ1", "Delivered", "Delivered"), True),
+     ("Статус", ("XYZ1", "Delivered", "Delivered"), False),
+     ("order_state", ("ohne", "mit", "mit"), True), ("state", ("CA", "NY", "TX"), False),
+     ("Status", ("Дa", "Доставлен", "完了"), True)],
+)  # fmt: skip
+def test_states_that_nobody_knows_are_asked_about(shop, name, states, asked):
+    state = lambda n: states[n % 20 % 3 if "NY" in states else n % 3]  # noqa: E731
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n, state(n)) for n in range(180)]
+    text = table(f"customer;sku;date;{name}", rows, ";")
+    if not asked:
+        assert shop(text).data.interactions.item.size == 180
+        return
+    with pytest.raises(DataError, match=f"nobody knows what '{states[0]}'") as refused:
+        shop(text)
+    yes, no = (shlex.split(way)[0].strip(",") for way in str(refused.value).split("--column ")[1:])
+    assert yes.startswith(f"taken_back={name}={states[0]}")
+    assert no == f"order_status={name}"
+    assert shop(text, columns={"order_status": name}).data.interactions.item.size == 180
+    found = shop(text, columns={"taken_back": f"{name}={states[0]}"}, clean={"most_removed": 1})
+    assert found.data.interactions.item.size == 120
+
+
+# Column, value of a sale, value of a return, and the mark that the question names.
+MARKS_OF_RETURNS = [
+    ("Sign", "+", "-", "-"), ("S/H", "S", "H", "H"), ("Dr Cr", "DR", "CR", "CR"),
+    ("Direction", "OUT", "IN", "IN"), ("Type", "Abgang", "Zugang", "Zugang"),
+    ("Code", "601", "653", "653"), ("Remark", "", "torn", "*"), ("Flag", "A|B", "B?", "B?"),
+    ("Return of", "", "O{}", "*"), ("Qty in", "0", "1", "1"),
+    ("Order", "{}", "{}-RET", "*-RET"), ("Receipt", "{}", "{}/CN", "*/CN"),
+    ("SKU", "A{item}", "A{item}-RET", "*-RET"), ("SKU", "A{item}", "A{item}_retour", "*_retour"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sold", "back", "mark"), MARKS_OF_RETURNS)
+def test_marks_of_returns_without_usual_names_are_asked_about(shop, raw, name, sold, back, mark):
+    """Each sixth purchase is returned a day later."""
+    bought = [(n, f"u{n * 5 % 23}", n * 7 % 31, T + 5000 * n, sold) for n in range(240)]
+    rows = bought + [(n, u, i, at + 90_000, back) for n, u, i, at, _ in bought if n % 6 == 1]
+    head = f"customer;{name}{'' if name == 'SKU' else ';SKU'};date"
+    cells = [(u, text.format(n, item=i), i, at) for n, u, i, at, text in rows]
+    text = table(head, [(u, c, at) if name == "SKU" else (u, c, i, at) for u, c, i, at in cells],
+                 ";")  # fmt: skip
+    with pytest.raises(DataError, match=f"column {name!r} .* in 40 of the first rows") as asked:
+        shop(text)
+    yes, no = (shlex.split(way)[0].strip(",") for way in str(asked.value).split("--column ")[1:])
+    assert (yes, no) == (f"taken_back={name}={mark}", "taken_back=none")
+    found = shop(text, columns={"taken_back": yes.partition("=")[2]})
+    assert found.counts["negative_events_dropped"] == 40
+    assert found.data.interactions.item.size == 200
+    assert found.data.item_ids.size == 31
+    (raw / "new.csv").write_text(text)
+    assert found.night(raw / "new.csv")["type"].to_pylist().count("return") == 40
+    assert shop(text, columns={"taken_back": "none"}).data.interactions.item.size == 280
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("reordered", lambda n, times: min(times, 1)), ("channel", lambda n, times: "ab"[n % 5 == 1]),
+     ("order in month", lambda n, times: times), ("colour", lambda n, times: n * 7 % 11 % 3)],
+)  # fmt: skip
+def test_what_users_buy_again_is_no_return(shop, name, value):
+    times: dict[tuple[int, int], int] = {}
+    rows = []
+    for n in range(400):
+        pair = n % 20, n * 7 % 11
+        rows.append((f"u{pair[0]}", f"p{pair[1]}", T + 5000 * n, value(n, times.get(pair, 0))))
+        times[pair] = times.get(pair, 0) + 1
+    for n in range(90):
+        rows.append((f"u{n % 3}", f"p{n % 5}", T + 5000 * (n + 400), value(n % 3 + n % 5 * 8, 2)))
+    assert shop(table(f"user;item;date;{name}", rows, ";")).data.interactions.item.size == 490
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_country_before_the_number_of_an_order_is_no_credit_note(shop, again):
     rows = [

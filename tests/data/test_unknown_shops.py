@@ -441,14 +441,22 @@ STATES = {
     "nl": ("Geleverd", "Geannuleerd", "Terugbetaald"),
     "pl": ("Zrealizowane", "Anulowane", "Zwrócone"),
     "pl2": ("Wysłane", "Nieopłacone", "Zwrot"),
-    "ro": ("Livrat", "Anulat", "Rambursat"),
+    "ro1": ("Livrat", "Anulat", "Rambursat"),
     "cs": ("Delivered", "Zrušeno", "Vráceno"),
+    "cs2": ("Doručeno", "Zrušena", "Vráceno"),
+    "ro": ("Finalizată", "Anulată", "Returnat"),
+    "tr": ("Teslim edildi", "İptal edildi", "İade edildi"),
+    "ru": ("Доставлен", "Отменён", "Возврат"),
+    "ru2": ("Выполнен", "Не оплачен", "Возвращен клиентом"),
+    "zh": ("已完成", "已取消", "已退款"),
+    "ja": ("発送済み", "キャンセル", "返品済み"),
 }
 NOT_PAID = [
     "RTO", "Shipped - Rejected by Buyer", "Undelivered", "Refused", "Expired", "Fraud", "Draft",
     "Nicht abgeholt", "Awaiting payment", "Payment error", "Erreur de paiement", "Zahlungsfehler",
     "Errore di pagamento", "Error en el pago", "Nie zapłacono", "Väntar på betalning", "Betaalfout",
     "En attente de paiement par chèque", "Erro de pagamento", "Eroare de plată", "Denied",
+    "Disputed", "Reversed", "Quote", "Angebot", "Devis", "Отменен", "交易关闭", "未入金",
 ]  # fmt: skip
 
 
