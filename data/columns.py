@@ -75,6 +75,7 @@ from recsys.errors import DataError
 from recsys.event_names import normalised
 
 ORDER_NUMBER = r"^#?[A-Za-z]{0,6}[-_/ ]?\d{2,}[A-Za-z]?$"  # such as #1001 or RE-20251
+MOST_NAMES = 2.5  # of an item, on average
 SHARE_OF_ONE = 0.8  # of an item's rows that have its most frequent value, in a field of items
 ENOUGH_ROWS = 50  # below this, repetition says nothing
 MAX_TYPES = 60  # distinct names of event types
@@ -142,6 +143,10 @@ def recognise_events(
             ranked = _without_titles(ranked, sample)
         if role == "item" and known is None:
             ranked = _codes_beside_titles(ranked, sample, roles)
+        if role == "session" and "item" in roles:  # `product.name` numbers no order
+            ranked = [
+                (order, n) for order, n in ranked if order < 2 or not is_of_items(sample, roles, n)
+            ]
         own = [pair for pair in ranked if role != "timestamp" or not is_of_later(pair[1])]
         if role in ("timestamp", "behaviour", "user") and not own:
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
@@ -330,7 +335,9 @@ def _take_fields(
             ranked = [
                 (order, n)
                 for order, n in ranked
-                if (sure and order == 0) or is_of_items(sample, roles, n)
+                if (sure and order == 0)
+                or is_of_items(sample, roles, n)
+                or (sure and _has_few_names(sample, roles, n))
             ]
         if ranked:
             roles[role] = Found(ranked[0][1], "by name: it describes the items")
@@ -452,6 +459,14 @@ def is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
     several = pc.count_distinct(both["value"]).as_py() > 1 or most.num_rows == 1
     same = pc.sum(most["count_all_max"]).as_py() or 0
     return bool(several and same >= SHARE_OF_ONE * both.num_rows)
+
+
+def _has_few_names(sample: Sample, roles: Roles, name: str) -> bool:
+    """Whether items have few names each, such as those of a shirt and of its size M."""
+    both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
+    items, names = (pc.count_distinct(both[column]).as_py() for column in both.column_names)
+    pairs = both.group_by(both.column_names).aggregate([]).num_rows
+    return bool(pairs <= MOST_NAMES * items and names >= items / 2 and both.num_rows >= 2 * pairs)
 
 
 def check_names(sample: Sample, named: Iterable[str]) -> None:

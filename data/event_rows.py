@@ -25,6 +25,7 @@ from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig, events_table
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.returns import (
+    are_cancelled,
     are_returns,
     fill_orders,
     is_cancellation,
@@ -68,7 +69,7 @@ class EventReader:
         types: names of the event types by number, as they appear.
         fields: of the items, as far as the events have them.
         last: role -> the last row read, with the state of its order.
-        returns: the files that hold returns, by their names.
+        returns: the files that hold returns, by their names, and those of cancelled orders.
         titles: the id of each title, for rows without an id.
         owners: the user of each order, for its rows without a user.
         nobody: ids that stood for nobody, in whose place other ids of the rows are the users.
@@ -84,7 +85,7 @@ class EventReader:
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
     last: dict[str, pa.Table] = field(default_factory=dict)
-    returns: list[Path] = field(default_factory=list)
+    returns: dict[Path, str] = field(default_factory=dict)
     nobody: dict[str, None] = field(default_factory=dict)
     titles: pa.Table = field(default_factory=lambda: ids_of_names(()))
     owners: pa.Table = field(default_factory=lambda: ids_of_names(()))
@@ -118,6 +119,8 @@ class EventReader:
             for name, column in self.fields.columns.items()
         ]
         self.report.note(f"Items {which} by the events: {', '.join(said)}.")
+        several = self.fields.with_several("title")
+        self.report.add("items_with_several_titles", len(several), several)
 
     def filled(self, items: pa.Table, mine: Roles, path: Path) -> tuple[pa.Table, Roles]:
         """The items file with the fields that it lacks and the events have."""
@@ -152,11 +155,15 @@ class EventReader:
             self.titles = self._ids_of_names(files, "item", "title")
         if self.first.without_user:
             self.owners = self._ids_of_names(files, "user", "session")
-        self.returns = [file.path for file in files if are_returns(file.path.stem)]
+        for file in files:
+            if are_returns(file.path.stem):
+                self.returns[file.path] = "returns"
+            elif are_cancelled(file.path.stem):
+                self.returns[file.path] = "cancelled orders"
         if len(self.returns) == len(files) and self.config.mapping is None:
-            self.returns = []
-        for path in self.returns:
-            self.report.note(sentence("file_of_returns", name=path.name))
+            self.returns = {}
+        for path, kind in self.returns.items():
+            self.report.note(sentence("file_of_returns", name=path.name, kind=kind))
         left, counts = 0, "quantity" in self.roles
         for file in files:
             damage = Damage()
@@ -352,8 +359,11 @@ class EventReader:
             state = read_order_status(said)
             for name, rows in (("returned", returned), ("cancelled", cancelled)):
                 rows.append(pc.fill_null(pc.equal(state, name), False))
-        if self.returns:
-            returned.append(pa.chunked_array([np.full(len(column["item"]), path in self.returns)]))
+        for kind, rows in (("returns", returned), ("cancelled orders", cancelled)):
+            if kind in self.returns.values():
+                is_kind = self.returns.get(path) == kind
+                rows.append(pa.chunked_array([np.full(len(column["item"]), is_kind)]))
+        if "returns" in self.returns.values():
             lines = pc.or_(lines, returned[-1])
         return returned, cancelled, lines
 

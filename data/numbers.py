@@ -48,6 +48,7 @@ EITHER = r"^[+-]?[1-9]\d{0,2}[.,]\d{3}$"  # 1.299: a thousand, or one and a bit
 FORMS = (("whole", r"^[+-]?\d+$"), ("point", POINT), ("comma", COMMA), ("points", POINTS),
          ("commas", COMMAS))  # fmt: skip
 MONEY_SHARE = 0.9  # of the numbers of a column of prices that have a currency
+MOST_CENTS = 0.9  # share of the decimals that are two
 MOST_BAD, MOST_BAD_PRICES = 0.05, 0.1  # share of values that are no numbers
 NO_NUMBER = frozenset([*NOTHING.to_pylist(), *WORDS["no_number"].split("|")])
 
@@ -121,10 +122,11 @@ def read_numbers(
         converted = pc.and_(
             pc.is_valid(prices_read), pc.fill_null(pc.not_equal(plain, prices_read), True)
         )
-    if money and len(marks) != 1 and not pc.any(pc.match_substring_regex(words, CURRENCY)).as_py():
         bare = pc.replace_substring_regex(words, BLANKS, "")
+        guessed = pc.and_(_beside_cents(bare, rows), pc.is_valid(prices_read))
         either = pc.or_(pc.match_substring_regex(bare, EITHER), pc.is_null(prices_read))
-        if pc.all(either).as_py():
+        has_currency = pc.any(pc.match_substring_regex(words, CURRENCY)).as_py()
+        if len(marks) != 1 and not has_currency and pc.all(either).as_py():
             guessed = pc.is_valid(prices_read)
     made = [pc.fill_null(values.take(encoded.indices), False) for values in (converted, guessed)]
     return Numbers(
@@ -217,10 +219,32 @@ def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool, marks: str) -
         return None
     # Without a value that shows the form, 1.299 is a thousand, because prices have two decimals.
     thousand = not pc.any(pc.match_substring_regex(words, THREE_DECIMALS)).as_py()
-    return read_amounts(bare, marks, thousand=thousand)
+    cents = thousand and pc.any(_beside_cents(bare, rows)).as_py()
+    return read_amounts(bare, marks, thousand=thousand, cents=cents)
 
 
-def read_amounts(bare: pa.Array, marks: str = "", *, thousand: bool = True) -> pa.Array:
+def _beside_cents(bare: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+    """Whether prices are such as 1.299 where nearly all with a decimal point have two decimals.
+
+    Such prices are no more than those; so are those with a decimal comma.
+    """
+    beside = pa.array([False] * len(bare))
+    either = pc.match_substring_regex(bare, EITHER)
+    for mark, form in ((".", POINT), (",", COMMA)):
+        decimal = pc.and_(pc.match_substring_regex(bare, form), pc.invert(either))
+        cents = pc.match_substring_regex(bare, rf"\{mark}\d\d$")
+        unclear = pc.and_(either, pc.match_substring(bare, mark))
+        sizes = (rows[np.array(pc.fill_null(mask, False))].sum()
+                 for mask in (pc.and_(decimal, cents), decimal, unclear))  # fmt: skip
+        with_cents, every, few = sizes
+        if with_cents >= max(MOST_CENTS * every, few, 1):
+            beside = pc.or_(beside, unclear)
+    return beside
+
+
+def read_amounts(
+    bare: pa.Array, marks: str = "", *, thousand: bool = True, cents: bool = False
+) -> pa.Array:
     """Numbers with marks before decimals or between thousands: float64, null for other texts.
 
     >>> read_amounts(pa.array(["1.200", "3", "1.000,00", "x"])).to_pylist()
@@ -232,6 +256,7 @@ def read_amounts(bare: pa.Array, marks: str = "", *, thousand: bool = True) -> p
         bare: without currencies and blanks.
         marks: those that stand before decimals in other numbers of the same kind.
         thousand: whether a mark whose meaning no number shows divides thousands.
+        cents: whether the mark before two decimals divides thousands before three digits.
     """
     form = {name: pc.match_substring_regex(bare, pattern) for name, pattern in FORMS}
     either = pc.match_substring_regex(bare, EITHER)
@@ -248,7 +273,7 @@ def read_amounts(bare: pa.Array, marks: str = "", *, thousand: bool = True) -> p
         elif pc.any(groups[mark]).as_py() or other:
             reading[mark] = True
         else:
-            reading[mark] = thousand and not own
+            reading[mark] = thousand and (cents or not own)
     point = pc.match_substring(bare, ".")
     whole = pc.or_(form["whole"], pc.or_(groups["."], groups[","]))
     result = pc.if_else(whole, pc.replace_substring_regex(bare, "[.,]", ""), None)

@@ -59,6 +59,7 @@ BATCH = 1 << 18  # rows read at a time from a Parquet file
 MOST_COLUMNS = 2000  # each is looked at for every role
 HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and columns
 DROPPED_S = 60  # Arrow's thread reads at most one more block
+POLISH = re.compile("[a-z][³¹¿¶¼Ÿ][a-z]")  # ł, ą, ż, ś and ź of Windows-1250, as Windows-1252
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -463,17 +464,20 @@ def _compression(path: Path) -> str | None:
 
 
 def _encoding(path: Path, head: bytes, compression: str | None) -> str:
-    """UTF-16 if the file begins with its mark, UTF-8 if it is valid, else Windows-1252."""
+    """UTF-16 by its mark, UTF-8 if it is valid, Windows-1250 for Polish, else Windows-1252."""
     for mark, name in MARKS.items():
         if head.startswith(mark):
             return name
     if head.count(0) > MAX_NULS * len(head):
         raise DataError(sentence("many_zero_bytes", path=path))
-    for encoding in ("utf-8", "cp1252"):
+    polish = 0
+    for encoding in ("utf-8", "cp1252", "cp1250"):
         try:
-            for _ in codecs.iterdecode(_blocks(path, compression), encoding):
-                pass
+            for text in codecs.iterdecode(_blocks(path, compression), encoding):
+                polish += len(POLISH.findall(text)) if encoding == "cp1252" else 0
         except UnicodeDecodeError:
+            continue
+        if encoding == "cp1252" and polish > 1:
             continue
         if encoding != "utf-8":
             _check_mixed(path, compression)

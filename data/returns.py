@@ -105,6 +105,12 @@ def are_returns(name: str) -> bool:
     return is_return(name) and (NOT | words("beside_returns")).isdisjoint(words_of(name))
 
 
+def are_cancelled(name: str) -> bool:
+    """Whether a file, by its name, holds cancelled orders and nothing else."""
+    beside = NOT | words("beside_returns")
+    return is_cancellation(name) and beside.isdisjoint(words_of(name))
+
+
 def is_return_line(name: str) -> bool:
     """Whether a column such as `is_return`, by its name, marks lines that are returns."""
     return normalised(name) in words("return_lines")

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from recsys.artifacts import Workspace
 from recsys.data.column_words import words
-from recsys.data.opening import SUFFIXES, is_table
+from recsys.data.layouts import refuse_orders_beside_lines
+from recsys.data.opening import SUFFIXES, is_table, open_table
 from recsys.data.report import sentence
 from recsys.errors import ConfigError, DataError
 from recsys.progress import say
@@ -78,8 +79,13 @@ def _take_apart(folder: Path, named: Path | None) -> Tables:
         raise ConfigError(f"EVENTS: {folder} has no files of {', '.join(sorted(SUFFIXES))}")
     events = [file for file in files if _words(file) & EVENT_WORDS and file != named]
     items = [file for file in files if _words(file) & ITEM_WORDS and file not in events]
+    lines = [file for file in items if _words(file) & words("orders")]  # such as order_items.csv
+    items = [file for file in items if file not in lines]
     if named is not None:
         items = [named]
+    if len(lines) == len(events) == 1 and len(items) <= 1:
+        described = str(items[0]) if items else ""
+        refuse_orders_beside_lines(open_table(lines[0]), open_table(events[0]), described)
     if not items:
         return Tables(folder)
     if len(files) == 2 and not events:

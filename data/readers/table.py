@@ -40,7 +40,11 @@ from recsys.data.first_rows import look_at
 from recsys.data.grouped_rows import columns_of_orders, filled_down
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
-from recsys.data.layouts import refuse_other_layouts, refuse_without_header
+from recsys.data.layouts import (
+    refuse_orders_beside_lines,
+    refuse_other_layouts,
+    refuse_without_header,
+)
 from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.refunds import refunds
@@ -198,6 +202,7 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
         keys = [name.lower() for name in file.names]
         if sorted(keys) != sorted(by_key) or len(by_key) < len(names):
             refuse_without_header(Sample(file.path, file.sample(SAMPLE_ROWS)), named=False)
+            refuse_orders_beside_lines(files[0], file)
             said = {"own": ", ".join(file.names), "names": ", ".join(names)}
             quoted = shlex.quote(str(max(files[0], file, key=lambda f: len(f.names)).path))
             raise DataError(sentence("other_columns", path=file.path, quoted=quoted, **said))

@@ -24,6 +24,7 @@ from recsys.data.returns import forms_of_pieces, read_pieces
 from recsys.data.rules import Rules
 from recsys.data.sample import Sample
 from recsys.data.service_lines import says
+from recsys.data.sources import find_tables
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 from recsys.event_names import level
@@ -86,6 +87,35 @@ def test_titles_beside_ids_in_words(shop):
     items = table("slug,Product", [(name.lower().replace(" ", "-"), name) for name in names])
     rows = [(f"u{n % 5}", f"{names[n % 4].lower().replace(' ', '-')}", T + n) for n in range(60)]
     assert shop(table("user,slug,timestamp", rows), items).values("title") == names
+
+
+def test_the_most_frequent_of_several_names_is_the_title(shop):
+    """As in Magento, where an order has a line of the shirt and one of its size M."""
+    name = lambda n: f"Shirt{f' {n * 7 % 11}' * (n % 5 > 1)}"  # noqa: E731
+    found = shop(events(360, name, lambda n: f"Ann {n % 20}", head="user,sku,date,name,city"))
+    assert sorted(found.values("title")) == sorted(f"Shirt {n}" for n in range(11))
+    assert found.counts["items_with_several_titles"] == 11
+    lines = events(360, lambda n: f"Ann {n % 20}", head="user,sku,date,name")
+    assert {*shop(lines).values("title")} == {f"p{n}" for n in range(11)}
+
+
+@pytest.mark.parametrize("form", ["json", "parquet"])
+@pytest.mark.parametrize("name", ["Np{:02}", "Tea {}"])
+@pytest.mark.parametrize("record", ["item", "product"])
+def test_the_name_in_the_record_of_an_item_is_its_title(shop, form, name, record):
+    rows = [
+        {
+            "user": f"u{n % 20}",
+            record: {"id": f"p{n * 7 % 11}", "name": name.format(n * 7 % 11)},
+            "timestamp": T + 5000 * n,
+        }
+        for n in range(180)
+    ]
+    made = pa.Table.from_pylist(rows)
+    text = "\n".join(map(json.dumps, rows)) + "\n"
+    found = shop(made if form == "parquet" else text, file=f"events.{form}")
+    assert found.roles["title"] == f"{record}.name"
+    assert sorted(found.values("title")) == sorted(name.format(n) for n in range(11))
 
 
 # Names of columns in the main languages
@@ -645,6 +675,56 @@ def test_the_advice_for_orders_and_refunds_in_one_folder_reads_the_orders(shop, 
         shop(file="shop/a.csv", events="order,sku,refund_date\n7,p1,2026-01-05\n")
 
 
+@pytest.mark.parametrize(
+    ("names", "key"),
+    [(("orders.csv", "order_items.csv"), "order_id"), (("a.csv", "b.csv"), "order_id"),
+     (("orders.csv", "order_items.csv"), "id"), (("bestellungen.csv", "positionen.csv"), "Id")],
+)  # fmt: skip
+@pytest.mark.parametrize("with_items", [False, True])
+def test_orders_and_their_lines_in_one_folder_are_joined(shop, raw, names, key, with_items):
+    """Two of the 180 lines are of no order."""
+    (raw / "shop").mkdir()
+    for name in names:
+        (raw / "shop" / name).touch()
+    rows = [(n, f"c{n % 20}", T + 5000 * n) for n in range(90)]
+    lines = [(n, n // 2 + 7 * (n > 177), f"p{n * 7 % 11}", 2) for n in range(180)]
+    (raw / "shop" / names[0]).write_text(table(f"{key},customer,created_at", rows))
+    (raw / "shop" / names[1]).write_text(table("line_id,order_id,sku,quantity", lines))
+    if with_items:
+        (raw / "shop/products.csv").write_text(
+            table("sku,name", [(f"p{n}", "T") for n in range(11)])
+        )
+    if names[0] == "orders.csv":
+        with pytest.raises(DataError, match="has lines of orders") as refused:
+            find_tables(str(raw / "shop"))
+    elif with_items:
+        return
+    else:
+        text = (raw / "shop" / names[0]).read_text()
+        with pytest.raises(DataError, match="has lines of orders") as refused:
+            shop(text, file=f"shop/{names[0]}")
+    command = str(refused.value).partition("joins them: ")[2].partition(" (lines")[0]
+    write, _, run = command.partition(" && recsys run ")
+    subprocess.run(["bash", "-c", write], check=True)
+    joined, *items = shlex.split(run)
+    assert items == ["--items", str(raw / "shop/products.csv")] * with_items
+    found = shop(Path(joined).read_text())
+    assert found.data.interactions.item.size == 178
+    assert found.counts["rows_with_unreadable_times_dropped"] == 2
+    assert found.histories.keys() == {f"c{n}" for n in range(20)}
+
+
+@pytest.mark.parametrize("name", ["cancelled_orders", "canceled", "orders_annulés"])
+def test_a_file_of_cancelled_orders_beside_sales_has_no_purchases(shop, raw, name):
+    (raw / "shop").mkdir()
+    (raw / f"shop/{name}.csv").write_text(table("user,item,timestamp", [("u1", "p99", T)] * 2))
+    found = shop(events(), file="shop/sales.csv")
+    assert found.counts["rows_of_cancelled_orders_dropped"] == 2
+    assert f"{name}.csv count as cancelled orders" in found.notes
+    assert found.data.interactions.item.size == 180
+    assert found.data.disliked is None
+
+
 REPEATED_LINES = {
     "a purchase in two files": (["Q1,z,s3,05,1,a"], ["Q1,z,s3,05,1,a"], 1, 1),
     "two equal lines in two files": (["Q1,z,s3,05,1,a"] * 2, ["Q1,z,s3,05,1,a"] * 2, 2, 2),
@@ -943,6 +1023,23 @@ def test_prices_that_contradict_each_other_are_counted(shop):
 
 
 @pytest.mark.parametrize(
+    ("prices", "right", "guessed"),
+    [(["1.299", "12.99", "8.50", "19.90"], [1299, 12.99, 8.5, 19.9], 1),
+     (["1.299", "1,299", "1299", "12.99"], [1299, 1299, 1299, 12.99], 1),
+     (["2,499", "12,99", "8,50", "19,90"], [2499, 12.99, 8.5, 19.9], 1),
+     (["1.299", "1.349", "1.459", "12.99"], [1.299, 1.349, 1.459, 12.99], 0),
+     (["1.299", "12.9", "8.5", "19.90"], [1.299, 12.9, 8.5, 19.9], 0)],
+)  # fmt: skip
+def test_a_price_without_cents_among_prices_with_cents_is_a_thousand(shop, prices, right, guessed):
+    items = table(
+        "item;title;price", [(f"p{n}", "T", price) for n, price in enumerate(prices)], ";"
+    )
+    found = shop(items=items)
+    assert found.values("price") == right
+    assert found.counts.get("prices_of_thousands", 0) == guessed
+
+
+@pytest.mark.parametrize(
     ("prices", "converted"),
     [(["1.299", "12.50", "3", "4.5"], 0), (["1,5", "12,50", "3", "4,50 €"], 3), (["1.5", "$2"], 1)],
 )
@@ -1211,6 +1308,7 @@ def test_codes_in_one_cell_are_asked_about(shop, mark):
         "Tisch, rund",
         "SHIRT,RED,42",
         "iPad 5 + Pencil",
+        "Stuhl + Bank",
         "Stuhl & Bank",
         "Stuhl und Bank",
         "AB/12 R2",
@@ -1256,6 +1354,16 @@ def test_pieces_below_1_in_a_list_are_refused(shop):
     rows = [(f"u{n % 20}", f"{n % 3 - 1}x P{n % 11}, 1x P{n % 7}", T + n) for n in range(180)]
     with pytest.raises(DataError, match=r"may be a return.*item_separator=none"):
         shop(table("user\tproducts\ttimestamp", rows, "\t"))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "title"), [("cp1250", "Żółta piłka {}"), ("cp1252", "Größe 5 m³ à {}")]
+)
+def test_titles_in_polish_have_their_letters(shop, encoding, title):
+    items = table("item;title", [(f"p{n}", title.format(n)) for n in range(11)], ";")
+    found = shop(events(), items.encode(encoding))
+    assert found.values("title") == [title.format(n) for n in range(11)]
+    assert found.info["cleaning"]["findings"][-1]["examples"] == [f"items.csv: {encoding}"]
 
 
 # Missing ids
