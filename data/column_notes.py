@@ -128,7 +128,13 @@ def ask_about_returns(
     Raises:
         DataError: the message has the settings that decide.
     """
-    _ask_about_states(sample, roles, chosen, unasked)
+    is_free = chosen.get("taken_back") is None
+    for name, states in _strange_states(sample, roles):
+        if is_free and chosen.get("order_status") is None and name not in unasked:
+            texts = _texts(sample, name)
+            values = texts.filter(pc.is_in(texts, value_set=pa.array(states)))
+            ways = (f"taken_back={name}={'|'.join(states[:3])}", f"order_status={name}")
+            raise _asked(sample, name, "has states that nobody knows", values, ways)
     if "behaviour" in roles or any(_show_returns(role, sample, roles) for role in roles):
         return list(sample.table.column_names)
     mostly: list[str] = []
@@ -167,7 +173,7 @@ def ask_about_returns(
             without = roles[role].column if role in roles else NO_COLUMN
             ways = (f"{role}={name}", f"{role}={without}")
             raise _asked(sample, name, what, texts.filter(rows), ways)
-    if chosen.get("taken_back") is None:
+    if is_free:
         for name, what, mark in _marks_of_returns(sample, roles, items, unasked):
             texts = _texts(sample, name)
             rows = pc.and_not(read_marks(texts, f"={mark}"), known)
@@ -177,34 +183,23 @@ def ask_about_returns(
     return mostly
 
 
-def _ask_about_states(
-    sample: Sample, roles: Roles, chosen: Mapping[str, str | None], unasked: Collection[str]
-) -> None:
-    """Refuse a column of states of orders of which many have values that nobody knows.
+def _strange_states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[str]]]:
+    """Columns of states of orders of which many rows have values that nobody knows, with these.
 
     States of addresses and of products have one value for each user or item.
     """
-    if not {chosen.get("order_status"), chosen.get("taken_back")} <= {None}:
-        return
-    taken = [match.column for role, match in roles.items() if "status" not in role]
-    for name in sample.table.column_names:
-        named = rank(name, EVENT_WORDS["order_status"]) is not None and not is_of_a_user(name)
-        if not named or name in taken or name in unasked or sample.counts[name] > 1:
+    free = {*free_columns(sample, {role: m for role, m in roles.items() if "status" not in role})}
+    for name in free:
+        if rank(name, EVENT_WORDS["order_status"]) is None or is_of_a_user(name):
             continue
         values = sample.texts(name)
-        strange = pa.array(strange_states(values), pa.string())
-        rows = pc.is_in(_texts(sample, name), value_set=strange)
-        if not len(strange) or pc.sum(rows).as_py() <= MOST_STRANGE * len(rows):
-            continue
-        owners = ({"item": match} for role, match in roles.items() if role in ("user", "item"))
-        if any(is_of_items(sample, owner, name) for owner in owners):
-            continue
-        count, shown = pc.sum(rows).as_py(), examples(_texts(sample, name).filter(rows))
-        no, yes = (shlex.quote(text) for text in (
-            f"order_status={name}", f"taken_back={name}={'|'.join(strange.to_pylist()[:3])}"
-        ))  # fmt: skip
-        said = {"name": name, "count": count, "shown": shown, "yes": yes, "no": no}
-        raise DataError(sentence("strange_states", path=sample.path, **said))
+        states = strange_states(values) if sample.counts[name] == 1 else []
+        strange = pc.sum(pc.is_in(values, value_set=pa.array(states, pa.string()))).as_py() or 0
+        owners = ({"item": roles[role]} for role in ("user", "item"))
+        if strange > MOST_STRANGE * len(values) and not any(
+            is_of_items(sample, owner, name) for owner in owners
+        ):
+            yield name, states
 
 
 def _asked(

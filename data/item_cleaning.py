@@ -384,17 +384,12 @@ class ItemFields:
         return pc.unique(pa.chunked_array(chunks, pa.string()))
 
     def with_several(self, name: str) -> list[str]:
-        """The items with several values of a field, each with two of them."""
-        parts = self.parts.get(name, [])
-        values = (
-            _merged(pa.concat_tables(parts)).group_by("item", use_threads=False) if parts else None
-        )
-        if values is None:
+        """The items with several values of a field."""
+        if not (parts := self.parts.get(name)):
             return []
-        made = values.aggregate([("value", "min"), ("value", "max")])
-        made = made.filter(pc.not_equal(made["value_min"], made["value_max"]))
-        rows = made.to_pylist()
-        return [f"{r['item']}: {r['value_min']!r} and {r['value_max']!r}" for r in rows]
+        values = _merged(pa.concat_tables(parts)).group_by("item", use_threads=False)
+        counts = values.aggregate([("value", "count")])
+        return counts["item"].filter(pc.greater(counts["value_count"], 1)).to_pylist()
 
     def of(self, ids: pa.Array) -> dict[str, pa.Array]:
         """Field -> the value of each item; null where the events have none."""

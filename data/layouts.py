@@ -14,23 +14,22 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, product
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, known_names, rank, words
+from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, known_names, rank
 from recsys.data.files import Damage
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import sentence
-from recsys.data.sample import SAMPLE_ROWS, Sample, share_of
+from recsys.data.sample import Sample, share_of
 from recsys.data.spreadsheets import is_spreadsheet
 from recsys.data.texts import as_text, each_value, examples
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
-from recsys.event_names import normalised
 
 LINES, LONGEST = 1000, 1 << 20  # lines that show the layout, and characters of one
 MOST_CELLS = 5_000  # distinct cells that are looked at, and as many with marks of any kind
@@ -71,7 +70,6 @@ LABEL = r"^([^,;|\t:]+):\s+"  # of a basket: T0: milk, tea
 # How much of an item is in a basket, where each item has a column; and none of it.
 PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x|[tfyn])$"
 NO_PIECES = r"(?i)^(0(\.0+)?|false|no|[fn])?$"
-SHARE_OF_LINES = 0.5  # of the orders of lines that a file of orders must have
 FEW_ITEMS = 3  # columns with items that some basket has
 # Records such as Product ID: 1, Product Qty: 2 | Product ID: 3, Product Qty: 1
 LISTED = r"^\s*\pL[\pL ]*:[^,|]*,\s*\pL[\pL ]*:"
@@ -123,67 +121,39 @@ def print_table(path: str) -> None:
         out.writerows(layout.rows)
 
 
-def refuse_orders_beside_lines(first: TableFile, second: TableFile, items: str = "") -> None:
+def refuse_orders_beside_lines(files: Sequence[TableFile], items: str = "") -> None:
     """Refuse a file of lines of orders beside one that says who made each order, and when.
 
     Args:
-        first: one of them.
-        second: the other one.
+        files: both, in any order.
         items: the file of items, for the command.
 
     Raises:
         DataError: they are such files; the message has the command that joins them.
     """
-    for lines, orders in ((first, second), (second, first)):
-        has = [[r for r in ("item", "user", "timestamp") if _has_role(r, file.names)]
-               for file in (lines, orders)]  # fmt: skip
-        if "item" in has[0] and "item" not in has[1] and {*has[1]} - {*has[0]}:
-            if _keys_of_orders(lines, orders) is None:
-                continue
-            paths = ", ".join(json.dumps(str(f.path), ensure_ascii=False) for f in (lines, orders))
-            program = f"from recsys.data.layouts import print_lines; print_lines({paths})"
+    for lines, orders in permutations(files, 2):
+        of_lines, of_orders = (
+            {role for role in ("item", "user", "timestamp") if _has_role(role, file.names)}
+            for file in (lines, orders)
+        )
+        keys = [n for n in lines.names if rank(n, EVENT_WORDS["session"][:2]) is not None]
+        pairs = [(own, n) for own in keys for n in orders.names if n == own or n.lower() == "id"]
+        if pairs and "item" in of_lines and of_orders - of_lines and "item" not in of_orders:
+            texts = (str(lines.path), str(orders.path), *pairs[0])
+            arguments = ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            program = f"from recsys.data.layouts import print_lines; print_lines({arguments})"
             command = _command(program, lines.path, "joined.csv")
             command += f" --items {shlex.quote(items)}" * bool(items)
             said = {"path": lines.path, "other": orders.path.name, "command": command}
             raise DataError(sentence("orders_and_lines", **said))
 
 
-def _keys_of_orders(lines: TableFile, orders: TableFile) -> tuple[str, str] | None:
-    """The columns of both files that have the same orders; None without such."""
-    ids = words("ids")
-    samples = [Sample(file.path, file.sample(SAMPLE_ROWS)) for file in (lines, orders)]
-    shares = {}
-    for own, other in product(lines.names, orders.names):
-        named = rank(own, EVENT_WORDS["session"][:2]) is not None
-        if named and (normalised(own) == normalised(other) or normalised(other) in ids):
-            keys, known = (
-                pc.unique(s.texts(n)) for s, n in zip(samples, (own, other), strict=True)
-            )
-            inside = pc.sum(pc.is_in(keys, value_set=known)).as_py() or 0
-            shares[own, other] = inside / max(len(keys), 1)
-    best = max(shares, key=lambda pair: shares[pair], default=None)
-    return best if best is not None and shares[best] >= SHARE_OF_LINES else None
-
-
-def print_lines(lines: str, orders: str) -> None:
-    """Print lines of orders with the columns of their orders, as a table.
-
-    `refuse_orders_beside_lines` advises it.
-    """
-    files = [open_table(Path(path)) for path in (lines, orders)]
-    keys = _keys_of_orders(*files)
-    frames = [
-        pa.table(
-            {n: as_text(c) for n, c in zip(file.names, table.columns, strict=True)}
-        ).to_pandas()
-        for file in files
-        for table in [file.read(Damage())]
-    ]
-    if keys is not None:
-        own, other = keys
-        every = frames[1].drop_duplicates(other).rename(columns={other: own})
-        made = frames[0].merge(every, "left", own, suffixes=("", " of the order"))
-        made.to_csv(sys.stdout, index=False)
+def print_lines(lines: str, orders: str, own: str, other: str) -> None:
+    """Print lines with the columns of their orders, as `refuse_orders_beside_lines` advises."""
+    tables = (open_table(Path(path)).read(Damage()) for path in (lines, orders))
+    made, every = (pa.table([*map(as_text, t.columns)], t.column_names).to_pandas() for t in tables)
+    every = every.drop_duplicates(other).rename(columns={other: own})
+    made.merge(every, "left", own, suffixes=("", " of order")).to_csv(sys.stdout, index=False)
 
 
 def _other_layout(file: TableFile, *, named: bool = False) -> Layout | None:

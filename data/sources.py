@@ -84,8 +84,8 @@ def _take_apart(folder: Path, named: Path | None) -> Tables:
     if named is not None:
         items = [named]
     if len(lines) == len(events) == 1 and len(items) <= 1:
-        described = str(items[0]) if items else ""
-        refuse_orders_beside_lines(open_table(lines[0]), open_table(events[0]), described)
+        both = [open_table(file) for file in (*lines, *events)]
+        refuse_orders_beside_lines(both, str(items[0]) if items else "")
     if not items:
         return Tables(folder)
     if len(files) == 2 and not events:

@@ -202,7 +202,7 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
         keys = [name.lower() for name in file.names]
         if sorted(keys) != sorted(by_key) or len(by_key) < len(names):
             refuse_without_header(Sample(file.path, file.sample(SAMPLE_ROWS)), named=False)
-            refuse_orders_beside_lines(files[0], file)
+            refuse_orders_beside_lines([files[0], file])
             said = {"own": ", ".join(file.names), "names": ", ".join(names)}
             quoted = shlex.quote(str(max(files[0], file, key=lambda f: len(f.names)).path))
             raise DataError(sentence("other_columns", path=file.path, quoted=quoted, **said))
