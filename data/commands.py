@@ -11,11 +11,9 @@ import typer
 
 from recsys.options import (
     ColumnNames,
-    Force,
     Json,
     Name,
     RunOptions,
-    Seed,
     expand_options,
     read_columns,
 )
@@ -50,7 +48,14 @@ def prepare(
 
     Example: recsys data prepare --source s3rec --path s3rec-beauty/Beauty.txt --name beauty
     """
-    _prepare(run, {"source": source, "path": path}, as_json, read_columns(column or ()))
+    own: dict[str, Mapping[str, object]] = {
+        "data": {"source": source, "path": path},
+        "data.columns": read_columns(column or ()),
+    }
+    context = run.context(minutes=None, **own)
+    from recsys.data.prepare import stage
+
+    _report(context.run(stage), as_json)
 
 
 @app.command()
@@ -92,24 +97,6 @@ def download(
 
 
 @app.command()
-def synth(
-    users: Annotated[int | None, typer.Option("--users", help="Customers (default 3000).")] = None,
-    items: Annotated[int | None, typer.Option("--items", help="Items (default 1200).")] = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """Generate a synthetic shop of books, games and kits, and its customers.
-
-    Example: recsys data synth --users 100000 --items 5000 --name big
-    """
-    size = {key: value for key, value in (("users", users), ("items", items)) if value is not None}
-    run = RunOptions(name=name, seed=seed, force=force)
-    _prepare(run, {"source": "synthetic", "synthetic": size}, as_json)
-
-
-@app.command()
 def stats(
     path: Annotated[
         Path | None, typer.Argument(help="Folder of a data set; by default that of --name.")
@@ -122,19 +109,6 @@ def stats(
     Example: recsys data stats --name beauty
     """
     _report(path or RunOptions(name=name).context().workspace.dataset, as_json)
-
-
-def _prepare(
-    run: RunOptions,
-    own: Mapping[str, object],
-    as_json: bool,
-    columns: Mapping[str, str] | None = None,
-) -> None:
-    sections: dict[str, Mapping[str, object]] = {"data": own, "data.columns": columns or {}}
-    context = run.context(minutes=None, **sections)
-    from recsys.data.prepare import stage
-
-    _report(context.run(stage), as_json)
 
 
 def _report(path: Path, as_json: bool) -> None:

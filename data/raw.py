@@ -66,7 +66,7 @@ class Columns:
     quantity: str | None = None
     """Number of pieces; a negative one is a return, whatever the type."""
     taken_back: str | None = None
-    """Whether the event was returned or cancelled, or when."""
+    """Whether the event was returned or cancelled, or when; or `COLUMN=VALUE`, such as `Sign=-`."""
     order_status: str | None = None
     """The state of the order, such as `paid` or `refunded`."""
     id: str | None = None

@@ -19,7 +19,7 @@ TREE = {
     "quickstart": (),
     "run": (),
     "retrain": (),
-    "data": ("prepare", "download", "synth", "stats"),
+    "data": ("prepare", "download", "stats"),
     "ids": ("train",),
     "train": ("target", "teacher", "draft"),
     "bundle": (),
