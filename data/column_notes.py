@@ -128,9 +128,9 @@ def ask_about_returns(
     Raises:
         DataError: the message has the settings that decide.
     """
-    is_free = chosen.get("taken_back") is None
+    is_open = chosen.get("taken_back") is None
     for name, states in _strange_states(sample, roles):
-        if is_free and chosen.get("order_status") is None and name not in unasked:
+        if is_open and chosen.get("order_status") is None and name not in unasked:
             texts = _texts(sample, name)
             values = texts.filter(pc.is_in(texts, value_set=pa.array(states)))
             ways = (f"taken_back={name}={'|'.join(states[:3])}", f"order_status={name}")
@@ -173,7 +173,7 @@ def ask_about_returns(
             without = roles[role].column if role in roles else NO_COLUMN
             ways = (f"{role}={name}", f"{role}={without}")
             raise _asked(sample, name, what, texts.filter(rows), ways)
-    if is_free:
+    if is_open:
         for name, what, mark in _marks_of_returns(sample, roles, items, unasked):
             texts = _texts(sample, name)
             rows = pc.and_not(read_marks(texts, f"={mark}"), known)
@@ -223,9 +223,9 @@ def _marks_of_returns(
     """
     frame = pd.DataFrame({"user": _texts(sample, roles["user"].column), "item": items})
     rows = pd.DataFrame({"owner": frame.groupby(["user", "item"]).ngroup()})
-    if "timestamp" in roles:
-        times = _texts(sample, roles["timestamp"].column).to_pandas()
-        rows["moment"] = rows.assign(time=times).groupby(["owner", "time"]).ngroup()
+    time = roles.get("timestamp")
+    times = rows.index if time is None else _texts(sample, time.column).to_pandas()
+    rows["moment"] = rows.assign(time=times).groupby(["owner", "time"]).ngroup()
     free = free_columns(sample, roles)
     for name in sample.table.column_names:
         is_order = rank(name, EVENT_WORDS["session"][:2]) is not None
@@ -269,28 +269,17 @@ def _ends_of_returns(ids: pa.ChunkedArray, is_order: bool) -> str:
 
 
 def _kinds_of_returns(rows: pd.DataFrame) -> list[str]:
-    """The kinds whose rows take back those of other kinds, by `owner`, `kind`, perhaps `moment`."""
-    several = rows.groupby("owner")["owner"].transform("size") > 1
-    often = several.groupby(rows["kind"]).agg(["mean", "size"])
-    likely = often[(often["mean"] >= REPEATED) & (often["size"] >= FEW_RETURNS)]
-    likely = likely[likely["size"] <= MOST_RETURNS * len(rows)]
-    if likely.empty:
-        return []
-    if "moment" in rows:  # lines of one moment are divided, as by payments
-        divided = rows.groupby("moment")["kind"].transform("nunique") > 1
-    else:
-        divided = several & False
-    every = rows.groupby("owner").size()
-    kinds = []
-    for kind in likely.index:
-        own = rows[rows["kind"] == kind].groupby("owner").size().reindex(every.index, fill_value=0)
-        other = every - own
-        repeated = own[other > 0].sum() - (divided & (rows["kind"] == kind)).sum()
-        again = other[other > 1].sum() <= MOST_AGAIN * other.sum()
-        more = (own > other)[(own > 0) & (other > 0)].mean() <= MOST_MORE
-        if repeated >= REPEATED * own.sum() and again and more:
-            kinds.append(kind)
-    return kinds
+    """The kinds whose rows take back those of other kinds, by `owner`, `moment` and `kind`."""
+    own = rows.groupby(["owner", "kind"]).size().unstack(fill_value=0)  # (owners, kinds)
+    others = -own.sub(own.sum(axis=1), axis=0)
+    count = own.sum()
+    divided = rows.groupby("moment")["kind"].transform("nunique") > 1  # lines, as by payments
+    repeated = own.where(others > 0, 0).sum() - divided.groupby(rows["kind"]).sum()
+    again = others.where(others > 1, 0).sum() <= MOST_AGAIN * others.sum()
+    both = (own > 0) & (others > 0)
+    more = ((own > others) & both).sum() <= MOST_MORE * both.sum()
+    some = (count >= FEW_RETURNS) & (count <= MOST_RETURNS * len(rows))
+    return count.index[some & again & more & (repeated >= REPEATED * count)].tolist()
 
 
 def _are_countries(
