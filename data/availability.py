@@ -49,11 +49,6 @@ def is_missing(text: str) -> bool:
     return text.isascii() and normalised(text) in MISSING
 
 
-def share_of_plain_answers(texts: pa.ChunkedArray, rows: int) -> float:
-    """The share of filled values that are yes or no; 0 if all of several `rows` say yes."""
-    return answers(texts, rows, plain_answer)
-
-
 def answers(texts: pa.ChunkedArray, rows: int, answer: Callable[[str], bool | None]) -> float:
     """The share of filled values that have an answer; 0 if it is yes for all of several `rows`."""
     said: Counter[bool | None] = Counter()
@@ -64,11 +59,6 @@ def answers(texts: pa.ChunkedArray, rows: int, answer: Callable[[str], bool | No
     if 1 < rows == said[True] or not said:
         return 0.0
     return 1 - said[None] / said.total()
-
-
-def read_plain_yes(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Whether values say yes: (items,) bool; false where they are missing or say something else."""
-    return each(texts, lambda text: plain_answer(text) is True)
 
 
 def each(texts: pa.ChunkedArray, test: Callable[[str], bool]) -> pa.ChunkedArray:

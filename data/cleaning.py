@@ -24,7 +24,7 @@ from recsys.data.column_words import EVENT_WORDS, rank, words
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.sample import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.service_lines import ServiceLines
-from recsys.data.texts import MISSING, NOTHING, as_strings
+from recsys.data.texts import MISSING, NOTHING, as_strings, as_text
 from recsys.data.time_formats import EARLIEST, TimeRules
 from recsys.errors import DataError
 from recsys.event_names import normalised
@@ -212,6 +212,8 @@ ENOUGH_USERS = 20  # below this, the number of orders of the others says nothing
 SHARE_OF_ORDERS, ORDERS_FACTOR = 0.05, 10  # an id with more, and more times those of the others
 OTHER_IDS = len(EVENT_WORDS["user"]) - 1  # the group of names of addresses and devices
 SHARE_OF_FILLED = 0.5
+MOST_NAMES = 2.5  # of an item, on average
+SHARE_OF_ONE = 0.8  # of an item's rows that have its most frequent value, in a field of items
 OTHER_ID = "session 2"  # the role of such a column
 
 
@@ -266,3 +268,22 @@ def other_ids(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) ->
             if pc.mean(empty).as_py() <= 1 - SHARE_OF_FILLED:
                 return {OTHER_ID: Found(name, "by name, for rows without a user")}
     return {}
+
+
+def is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
+    """Whether a column has mostly one value for each item, and several in all."""
+    both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
+    both = both.filter(pc.and_not(both["value"].is_valid(), is_no_id(as_text(both["item"]))))
+    rows = both.group_by(["item", "value"]).aggregate([([], "count_all")])
+    most = rows.group_by("item").aggregate([("count_all", "max")])
+    several = pc.count_distinct(both["value"]).as_py() > 1 or most.num_rows == 1
+    same = pc.sum(most["count_all_max"]).as_py() or 0
+    return bool(several and same >= SHARE_OF_ONE * both.num_rows)
+
+
+def has_few_names(sample: Sample, roles: Roles, name: str) -> bool:
+    """Whether items have few names each, such as those of a shirt and of its size M."""
+    both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
+    items, names = (pc.count_distinct(both[column]).as_py() for column in both.column_names)
+    pairs = both.group_by(both.column_names).aggregate([]).num_rows
+    return bool(pairs <= MOST_NAMES * items and names >= items / 2 and both.num_rows >= 2 * pairs)

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import each, read_available
-from recsys.data.cleaning import is_no_id
+from recsys.data.cleaning import is_no_id, is_of_items
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
-from recsys.data.columns import clocks_beside_dates, is_of_items
+from recsys.data.columns import clocks_beside_dates
 from recsys.data.report import sentence
 from recsys.data.returns import (
     BELOW_0,

@@ -16,13 +16,8 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.availability import (
-    each,
-    is_missing,
-    share_of_answers,
-    share_of_plain_answers,
-)
-from recsys.data.cleaning import is_no_id, is_placeholder
+from recsys.data.availability import answers, each, is_missing, plain_answer, share_of_answers
+from recsys.data.cleaning import has_few_names, is_no_id, is_of_items, is_placeholder
 from recsys.data.column_words import (
     EVENT_FIELDS,
     EVENT_WORDS,
@@ -75,8 +70,6 @@ from recsys.errors import DataError
 from recsys.event_names import normalised
 
 ORDER_NUMBER = r"^#?[A-Za-z]{0,6}[-_/ ]?\d{2,}[A-Za-z]?$"  # such as #1001 or RE-20251
-MOST_NAMES = 2.5  # of an item, on average
-SHARE_OF_ONE = 0.8  # of an item's rows that have its most frequent value, in a field of items
 ENOUGH_ROWS = 50  # below this, repetition says nothing
 MAX_TYPES = 60  # distinct names of event types
 MAX_RATINGS = 101  # distinct values of a rating
@@ -337,7 +330,7 @@ def _take_fields(
                 for order, n in ranked
                 if (sure and order == 0)
                 or is_of_items(sample, roles, n)
-                or (sure and _has_few_names(sample, roles, n))
+                or (sure and has_few_names(sample, roles, n))
             ]
         if ranked:
             roles[role] = Found(ranked[0][1], "by name: it describes the items")
@@ -448,25 +441,6 @@ def _looks_like(values: pa.ChunkedArray) -> Literal["codes", "titles"] | None:
     if digits >= SURE_SHARE and blanks <= 1 - SURE_SHARE:
         return "codes"
     return "titles" if blanks >= SHARE_OF_WORDS or digits <= 0.5 else None
-
-
-def is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
-    """Whether a column has mostly one value for each item, and several in all."""
-    both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
-    both = both.filter(pc.and_not(both["value"].is_valid(), is_no_id(as_text(both["item"]))))
-    rows = both.group_by(["item", "value"]).aggregate([([], "count_all")])
-    most = rows.group_by("item").aggregate([("count_all", "max")])
-    several = pc.count_distinct(both["value"]).as_py() > 1 or most.num_rows == 1
-    same = pc.sum(most["count_all_max"]).as_py() or 0
-    return bool(several and same >= SHARE_OF_ONE * both.num_rows)
-
-
-def _has_few_names(sample: Sample, roles: Roles, name: str) -> bool:
-    """Whether items have few names each, such as those of a shirt and of its size M."""
-    both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
-    items, names = (pc.count_distinct(both[column]).as_py() for column in both.column_names)
-    pairs = both.group_by(both.column_names).aggregate([]).num_rows
-    return bool(pairs <= MOST_NAMES * items and names >= items / 2 and both.num_rows >= 2 * pairs)
 
 
 def check_names(sample: Sample, named: Iterable[str]) -> None:
@@ -669,7 +643,7 @@ def _content_agrees(role: str, sample: Sample, rules: TimeRules, name: str) -> b
         known = back or knows_order_status(values)  # those that were cancelled may come later
         return bool(known and back < sample.table.num_rows and not is_of_a_user(name))
     if role == "unavailable":
-        return share_of_plain_answers(values, sample.table.num_rows) >= SURE_SHARE
+        return answers(values, sample.table.num_rows, plain_answer) >= SURE_SHARE
     if role == "price":
         return share_of(values, r"\d") >= SURE_SHARE
     if role == "rating":

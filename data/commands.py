@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,47 +119,23 @@ def _report(path: Path, as_json: bool) -> None:
         typer.echo(json.dumps({"path": str(path), **info}))
         return
     from rich.console import Console
+    from rich.table import Table
 
+    table = Table("statistics", "", box=None)
+    for label, value in _rows({**info["stats"], "split": info["split"], **info["decisions"]}):
+        table.add_row(label, value)
     console = Console()
-    console.print(_table(info["stats"], info["split"], info["decisions"]))
+    console.print(table)
     console.print(f"data set: {path}", soft_wrap=True, highlight=False)
 
 
-def _table(stats: dict[str, Any], split: str, decisions: dict[str, int]) -> Any:
-    from rich.table import Table
-
-    from recsys.splits import LABELS
-
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    length = stats["length"]
-    rows = {
-        "users": f"{stats['users']:,}",
-        "items": f"{stats['items']:,} ({stats['items_with_events']:,} with events)",
-        "interactions": f"{stats['interactions']:,}",
-        "density": f"{100 * stats['density']:.4f} %",
-        "events a user": f"mean {length['mean']:.2f}, median {length['median']:g}, "
-        f"{length['min']:g}–{length['max']:g}",
-        "repeats": f"{stats['repeats']:,}",
-        "timestamps": "yes" if stats["has_time"] else "order only",
-        "items with text": f"{100 * stats['text_coverage']:.1f} %",
-        "attributes": ", ".join(f"{k} ({v})" for k, v in stats["attributes"].items()) or "none",
-        "imported codes": " × ".join(map(str, stats["imported_codes"] or [])) or "none",
-    }
-    for label, value in rows.items():
-        table.add_row(label, value)
-    table.add_section()
-    table.add_row("split", split)
-    for name in LABELS:
-        part = stats["splits"][name]
-        table.add_row(
-            name,
-            f"{part['interactions']:,} events of {part['users']:,} users, "
-            f"{100 * part['cold']:.1f} % on cold items",
-        )
-    if decisions:
-        table.add_section()
-    for decision, count in decisions.items():
-        table.add_row(decision.replace("_", " "), f"{count:,}")
-    return table
+def _rows(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:
+    """Labels and values of a table, those of a mapping inside one below the other."""
+    for key, value in values.items():
+        label = f"{group}{key.replace('_', ' ')}"
+        if isinstance(value, dict):
+            yield from _rows(value, f"{label}, ")
+        elif isinstance(value, float):
+            yield label, f"{value:,.4g}"
+        else:
+            yield label, f"{value:,}" if type(value) is int else str(value or "none")

@@ -162,7 +162,8 @@ def _histories(
     report.rows = report.rows or events.rows
     _sort(events, source.behaviours, report)
     names = source.behaviours
-    facts = Facts.of(events.users, events.kinds(), events.ratings(), len(names))
+    of_types = events.of_types(len(names))
+    facts = Facts(events.users, events.events_of("user"), *of_types, events.ratings())
     cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, report)
     for rule, users in cleaner.unwanted.items():
         if users.any():

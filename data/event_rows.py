@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.availability import each, is_missing, plain_answer
+from recsys.data.availability import each, plain_answer
 from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, all_of, rank
 from recsys.data.files import Damage
@@ -339,10 +339,9 @@ class EventReader:
                 total = as_strings(column["taken_back total"], kind, path)
                 in_full = is_refunded_in_full(said, total)
                 said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
-            elif form.startswith("number"):
-                said = pc.if_else(each(said, is_missing), "", "yes")
-            elif is_mark(form):
-                said = pc.if_else(read_marks(said, form), "yes", "")
+            elif form.startswith("number") or is_mark(form):
+                mark = form if is_mark(form) else "=*"
+                said = pc.if_else(read_marks(said, mark), "yes", "")
             is_state = rank(match.column, EVENT_WORDS["order_status"]) is not None
             is_line = is_mark(form) or (form != "amount" and is_return_line(match.column))
             if kind == "taken_back" and is_line and not is_state:

@@ -85,6 +85,12 @@ STEPS = """
         WINDOW before AS (ORDER BY rowid)
     )
 """
+OF_TYPES = """
+    SELECT kind, sum(events) AS events, count(*) FILTER (events >= 2) AS users FROM (
+        SELECT "user", behaviour AS kind, count(*) AS events FROM events
+        WHERE behaviour IS NOT NULL GROUP BY ALL
+    ) GROUP BY kind
+"""
 FEW = "SELECT {name} FROM events GROUP BY {name} HAVING count(*) < ?"
 
 
@@ -199,19 +205,18 @@ class EventTable:
         """The number of rows that have the user and time of the row before, and another item."""
         return int(self.value(TIES))
 
-    def kinds(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Users, types (0 without types) and numbers of events, for each pair that occurs."""
-        counted = self.table(
-            'SELECT "user", coalesce(behaviour, 0) AS kind, count(*) AS events FROM events '
-            "GROUP BY ALL"
-        )
-        user, kind, events = (np.asarray(counted[n], np.int64) for n in ("user", "kind", "events"))
-        return user, kind, events
+    def of_types(self, types: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The events of each type, and the users with at least two of them: (types,) each."""
+        counted = self.table(OF_TYPES)
+        made = np.zeros((2, types), np.int64)
+        if types:
+            made[:, counted["kind"]] = [counted["events"], counted["users"]]
+        return made[0], made[1]
 
     def ratings(self) -> NDArray[np.float32]:
-        """The distinct ratings."""
+        """The distinct ratings, ascending."""
         distinct = self.table("SELECT DISTINCT rating FROM events WHERE rating IS NOT NULL")
-        return np.asarray(distinct["rating"], np.float32)
+        return np.sort(np.asarray(distinct["rating"], np.float32))
 
     def times(self) -> NDArray[np.int64]:
         """(rows,) unix seconds, in any order."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 import zlib
 from collections import Counter
@@ -147,17 +146,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: the file is empty")
 
 
-def check_record(value: Any, path: Path, line: int) -> dict[str, Any]:
-    """Return `value` if it is an object with string keys.
-
-    Raises:
-        DataError: it is not; the message names the file and the line.
-    """
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise DataError(f"{path}:{line}: expected a record, found {str(value)[:40]!r}")
-    return value
-
-
 def check_gzip(path: Path) -> None:
     """Read a gzipped file to its end; do nothing for other files.
 
@@ -194,27 +182,6 @@ def number(key: str, path: Path) -> int:
     if not key.isdecimal() or len(key) > MAX_DIGITS or key != str(int(key)):
         raise DataError(f"{path}: item {key!r}: expected a number as key")
     return int(key)
-
-
-def find_one(path: Path, pattern: str) -> Path:
-    """The file at `path`, or the only file in the folder `path` that matches `pattern`.
-
-    Raises:
-        DataError: a folder with no or with several such files.
-    """
-    if not path.is_dir():
-        return path
-    inside = sorted(path.glob(pattern))
-    if len(inside) != 1:
-        raise DataError(f"{path}: holds {len(inside)} files {pattern}; name one as data.path")
-    return inside[0]
-
-
-def is_cut(path: Path) -> bool:
-    """Whether the last line has no newline: the file may be cut off."""
-    with path.open("rb") as stream:
-        stream.seek(-1, os.SEEK_END)
-        return stream.read() != b"\n"
 
 
 def read_integer_lines(path: Path) -> list[list[int]]:

@@ -69,7 +69,6 @@ def with_lines(parts: Iterable[pa.Table], used: Set[str], file: TableFile) -> It
     orders.sort(key=lambda name: (name not in used, order(name, names)))
     with duckdb.connect(":memory:") as engine:
         for rows in parts:
-            rows = _hashable(rows)
             columns = [f"c{number}" for number in range(rows.num_columns)]
             own = [f"CAST(c{rows.column_names.index(name)} AS VARCHAR)" for name in orders[:1]]
             engine.register("rows", rows.rename_columns(columns))
@@ -80,16 +79,6 @@ def with_lines(parts: Iterable[pa.Table], used: Set[str], file: TableFile) -> It
             ).to_arrow_table()
             rows = rows.select([name for name in rows.column_names if name in used])
             yield rows.append_column(LINE, line["line"])
-
-
-def _hashable(rows: pa.Table) -> pa.Table:
-    """Columns of types that the engine does not have are texts, as is what it cannot hash."""
-    for number, field in enumerate(rows.schema):
-        if pa.types.is_float16(field.type):
-            rows = rows.set_column(number, field.name, rows[number].cast(pa.float32()))
-        elif pa.types.is_decimal256(field.type):
-            rows = rows.set_column(number, field.name, rows[number].cast(pa.string()))
-    return rows
 
 
 def _filled(column: pa.ChunkedArray) -> NDArray[np.bool_]:

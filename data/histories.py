@@ -53,31 +53,6 @@ class Facts:
     repeated: NDArray[np.int64]
     ratings: NDArray[np.float32]
 
-    @classmethod
-    def of(
-        cls,
-        user_ids: pa.Array,
-        pairs: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
-        ratings: NDArray[np.float32],
-        types: int,
-    ) -> Facts:
-        """Facts from the number of events of each pair of user and type.
-
-        Args:
-            user_ids: by number.
-            pairs: users, types and counts, one for each pair.
-            ratings: any ratings, also repeated or NaN.
-            types: number of types.
-        """
-        user, kind, count = pairs
-        return cls(
-            user_ids,
-            np.bincount(user, count, minlength=len(user_ids)).astype(np.int64),
-            np.bincount(kind, count, minlength=types).astype(np.int64),
-            np.bincount(kind[count >= 2], minlength=types),
-            np.unique(ratings[~np.isnan(ratings)]),
-        )
-
 
 class Cleaned(NamedTuple):
     """Histories that were cleaned.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.data.availability import each, is_missing, read_available, read_plain_yes
+from recsys.data.availability import each, is_missing, plain_answer, read_available
 from recsys.data.cleaning import NO_ID, CleanConfig, are_short_codes, is_no_id, is_no_item
 from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, all_of, rank, words
 from recsys.data.ids import IdForms
@@ -143,7 +143,11 @@ class ItemCleaner:
         for name in all_of("unavailable", self._column):
             texts = as_strings(table[name], "unavailable", self._path)
             columns.append(
-                pc.if_else(each(texts, is_missing), None, pc.invert(read_plain_yes(texts)))
+                pc.if_else(
+                    each(texts, is_missing),
+                    None,
+                    each(texts, lambda text: plain_answer(text) is not True),
+                )
             )
         if not columns:
             return {}

@@ -224,22 +224,12 @@ def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool, marks: str) -
 
 
 def _beside_cents(bare: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
-    """Whether prices are such as 1.299 where nearly all with a decimal point have two decimals.
-
-    Such prices are no more than those; so are those with a decimal comma.
-    """
-    beside = pa.array([False] * len(bare))
+    """Whether prices are such as 1.299, beside more prices that nearly all have two decimals."""
     either = pc.match_substring_regex(bare, EITHER)
-    for mark, form in ((".", POINT), (",", COMMA)):
-        decimal = pc.and_(pc.match_substring_regex(bare, form), pc.invert(either))
-        cents = pc.match_substring_regex(bare, rf"\{mark}\d\d$")
-        unclear = pc.and_(either, pc.match_substring(bare, mark))
-        sizes = (rows[np.array(pc.fill_null(mask, False))].sum()
-                 for mask in (pc.and_(decimal, cents), decimal, unclear))  # fmt: skip
-        with_cents, every, few = sizes
-        if with_cents >= max(MOST_CENTS * every, few, 1):
-            beside = pc.or_(beside, unclear)
-    return beside
+    decimal = pc.and_(pc.match_substring_regex(bare, f"{POINT}|{COMMA}"), pc.invert(either))
+    cents = pc.match_substring_regex(bare, r"[.,]\d\d$")
+    few, every, usual = (rows[np.array(mask)].sum() for mask in (either, decimal, cents))
+    return pc.and_(either, bool(usual >= max(MOST_CENTS * every, few, 1)))
 
 
 def read_amounts(

@@ -64,10 +64,10 @@ MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 PACKED = {
-    b"PK\x03\x04": "a zip file; unpack it, or name it .xlsx if it is a spreadsheet",
-    b"\xd0\xcf\x11\xe0": "a file of Office; name it .xls if it is a spreadsheet",
-    b"\xfd7zXZ": "an xz file, which is not read; unpack it with xz -d, or compress it with gzip",
-    b"7z\xbc\xaf": "a 7z file, which is not read; unpack it, or compress it with gzip",
+    b"PK\x03\x04": "zip",
+    b"\xd0\xcf\x11\xe0": "office",
+    b"\xfd7zXZ": "xz",
+    b"7z\xbc\xaf": "7z",
 }
 SUFFIXES = {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".xlsx"}
 
@@ -310,9 +310,9 @@ def _table_file(path: Path, explode: bool) -> TableFile:
             head = bytes(stream.read(HEAD))
         if path.suffix in (".parquet", ".pq") or head.startswith(PARQUET):
             return _parquet_file(path, explode)
-        for mark, description in PACKED.items():
+        for mark, kind in PACKED.items():
             if head.startswith(mark):
-                raise DataError(f"{path}: this is {description}")
+                raise DataError(sentence(f"file_of_{kind}", path=path))
         if not head.strip():
             raise DataError(f"{path}: the file is empty")
         encoding = _encoding(path, head, compression)
@@ -394,6 +394,12 @@ def is_table(file: Path) -> bool:
     return not SUFFIXES.isdisjoint(suffix.lower() for suffix in file.suffixes)
 
 
+def tables_in(folder: Path) -> list[Path]:
+    """The tables of a folder, by name."""
+    files = (file for file in sorted(folder.iterdir()) if file.is_file() and is_table(file))
+    return [file for file in files if not file.name.startswith((".", "_"))]
+
+
 def find_tables(path: Path) -> list[Path]:
     """The file at `path`, or all files of a folder, which must be of one kind, by name.
 
@@ -403,10 +409,9 @@ def find_tables(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     kinds: dict[str, list[Path]] = {}
-    for file in sorted(path.iterdir()):
-        if is_table(file) and file.is_file() and not file.name.startswith((".", "_")):
-            suffixes = [suffix.lower() for suffix in file.suffixes]
-            kinds.setdefault([s for s in suffixes if s in SUFFIXES][-1], []).append(file)
+    for file in tables_in(path):
+        suffixes = [suffix.lower() for suffix in file.suffixes]
+        kinds.setdefault([s for s in suffixes if s in SUFFIXES][-1], []).append(file)
     if len(kinds) != 1:
         contents = f"has files of several kinds ({', '.join(kinds)})" if kinds else "has no tables"
         raise DataError(sentence("folder_of_kinds", path=path, contents=contents))

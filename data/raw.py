@@ -200,14 +200,6 @@ class RawData:
     sessions: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("user", "item"):
-            if name not in self.events.column_names:
-                raise DataError(f"events lack the column {name!r}")
-        for name, column in zip(self.events.column_names, self.events.columns, strict=True):
-            if column.type != EVENT_COLUMNS.get(name):
-                raise DataError(f"events.{name} is {column.type}, not {EVENT_COLUMNS.get(name)}")
-            if name not in ("rating", "quantity", "line") and column.null_count:
-                raise DataError(f"events.{name} is empty in {column.null_count} rows")
         check_items(self.events["item"].unique(), self.items, self.codes)
 
     def stream(self) -> EventStream:

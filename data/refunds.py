@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.availability import each, is_missing, share_of_plain_answers
+from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, words
 from recsys.data.returns import (
     closed_after_refunds,
@@ -59,7 +59,7 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
             continue
         kind = None
         if normalised(name).removeprefix("is") in words("paid"):
-            said = share_of_plain_answers(values, sample.table.num_rows)
+            said = answers(values, sample.table.num_rows, plain_answer)
             if said >= SHARE_OF_NUMBERS and chosen.get("order_status") != NO_COLUMN:
                 refund_roles["order_status paid"] = Found(name, "by name and content")
             continue

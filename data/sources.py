@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from recsys.artifacts import Workspace
 from recsys.data.column_words import words
 from recsys.data.layouts import refuse_orders_beside_lines
-from recsys.data.opening import SUFFIXES, is_table, open_table
+from recsys.data.opening import SUFFIXES, open_table, tables_in
 from recsys.data.report import sentence
 from recsys.errors import ConfigError, DataError
 from recsys.progress import say
@@ -74,7 +74,7 @@ def find_tables(events: str, items: str | None = None) -> Tables:
 
 def _take_apart(folder: Path, named: Path | None) -> Tables:
     """Events and items of a folder, by the names of its files; the items may be `named`."""
-    files = _files(folder)
+    files = tables_in(folder)
     if not files:
         raise ConfigError(f"EVENTS: {folder} has no files of {', '.join(sorted(SUFFIXES))}")
     events = [file for file in files if _words(file) & EVENT_WORDS and file != named]
@@ -99,14 +99,6 @@ def _take_apart(folder: Path, named: Path | None) -> Tables:
         + (f"; not read: {', '.join(ignored)}" if ignored else "")
     )
     return Tables(events[0], items[0])
-
-
-def _files(folder: Path) -> list[Path]:
-    return [
-        file
-        for file in sorted(folder.iterdir())
-        if file.is_file() and not file.name.startswith(".") and is_table(file)
-    ]
 
 
 def _words(file: Path) -> set[str]:

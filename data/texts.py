@@ -88,7 +88,10 @@ def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArra
 
 
 def with_plain_texts(table: pa.Table) -> pa.Table:
-    """Texts, bytes and ids of other types, which other programs write, as strings."""
+    """Texts, bytes and ids of other types, which other programs write, as strings.
+
+    So are numbers of a type that DuckDB lacks, or they have another one.
+    """
     columns = [_plain_texts(column) for column in table.columns]
     return pa.table(columns, table.column_names)
 
@@ -104,8 +107,10 @@ def _plain_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return each_value(column.cast(pa.binary()), bytes_as_text, pa.string())
     if types.is_fixed_size_binary(kind):
         return each_value(column, bytes_as_text, pa.string())
-    if types.is_large_string(kind) or types.is_string_view(kind):
+    if types.is_large_string(kind) or types.is_string_view(kind) or types.is_decimal256(kind):
         return column.cast(pa.string())
+    if types.is_float16(kind):
+        return column.cast(pa.float32())
     return column
 
 

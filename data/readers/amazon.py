@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.files import Damage, check_record, parsed, read_lines
+from recsys.data.files import Damage, parsed, read_lines
 from recsys.data.item_texts import plain
 from recsys.data.opening import open_table
 from recsys.data.raw import (
@@ -125,7 +125,9 @@ def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for line, text in read_lines(path):
         if line == 1 and text.startswith("{'"):
             parse, fault = ast.literal_eval, "neither JSON nor a Python literal"
-        record = check_record(parsed(parse, text, path, line, fault), path, line)
+        record = parsed(parse, text, path, line, fault)
+        if not isinstance(record, dict):
+            raise DataError(f"{path}:{line}: expected a record, found {str(record)[:40]!r}")
         yield f"{path}:{line}", record
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recsys.data.files import is_cut, read_integer_lines
+from recsys.data.files import read_integer_lines
 from recsys.data.item_texts import numbered_items, read_index, read_item_texts
 from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
 from recsys.data.report import sentence
@@ -84,7 +84,6 @@ def read(config: ReaderConfig) -> EventStream:
         numbered_items(numbers, described, {}),
         codes,
         {
-            "last_line_without_end": sum(is_cut(paths[split]) for split in LABELS),
             "items_without_metadata": len(set(numbers) - set(described)),
             "items_sharing_codes": int((sizes[leaf.reshape(-1)] > 1).sum()),
         },

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recsys.data.files import MAX_DIGITS, find_one, read_json
+from recsys.data.files import MAX_DIGITS, read_json
 from recsys.data.item_texts import ItemText, aligned, numbered_items, read_index, read_item_texts
 from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
 from recsys.data.report import sentence
@@ -26,7 +26,11 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     Raises:
         DataError: a folder with no or with several interactions files.
     """
-    path = find_one(config.path, f"*{SUFFIX}")
+    inside = sorted(config.path.glob(f"*{SUFFIX}")) if config.path.is_dir() else [config.path]
+    if len(inside) != 1:
+        said = f"holds {len(inside)} files *{SUFFIX}; name one as data.path"
+        raise DataError(f"{config.path}: {said}")
+    path = inside[0]
     paths = {"interactions": path}
     for role, explicit, kind in (("items", config.items, "item"), ("index", config.index, "index")):
         beside = path.with_name(f"{path.name.removesuffix(SUFFIX)}.{kind}.json")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recsys.data.files import is_cut, number, read_integer_lines, read_json
+from recsys.data.files import number, read_integer_lines, read_json
 from recsys.data.item_texts import (
     KEYWORDS,
     ItemText,
@@ -73,7 +73,6 @@ def read(config: ReaderConfig) -> EventStream:
     numbers = np.unique([*np.unique(events).tolist(), *numbered, *described])
     metadata = described or numbered
     counts = {
-        "last_line_without_end": int(is_cut(paths["interactions"])),
         "users_without_items": int((lengths == 0).sum()),
         "items_without_metadata": sum(n not in metadata for n in numbers.tolist()),
     }

@@ -62,7 +62,6 @@ def test_s3rec_reads_lines_and_the_attributes_beside_them(raw: Path) -> None:
     assert data.counts == {
         "users_without_items": 1,
         "items_without_metadata": 2,
-        "last_line_without_end": 0,
     }
 
 
