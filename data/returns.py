@@ -224,14 +224,9 @@ def unread_states(texts: pa.ChunkedArray, *, unknown: bool = False) -> list[str]
 def strange_states(texts: pa.ChunkedArray) -> list[str]:
     """The states of few that do not say in any part whether an order was kept or taken back."""
     known = KEPT | CANCELLED | RETURNED | ASKED | DENIED | NO_EVENTS
-    kinds = [kind for kind in pc.unique(texts).to_pylist() if not is_missing(kind)]
-    strange = [
-        kind
-        for kind in kinds
-        if known.isdisjoint(words_of(kind)) and _state(kind) is None and not _is_kept(kind)
-        and not is_taken_back(kind) and not is_partial(kind)
-    ]  # fmt: skip
-    return strange if len(kinds) <= MOST_KINDS else []
+    few = pc.count_distinct(texts).as_py() <= MOST_KINDS
+    unread = unread_states(texts, unknown=True) if few else []
+    return [t for t in unread if known.isdisjoint(words_of(t)) and not is_taken_back(t)]
 
 
 def knows_order_status(texts: pa.ChunkedArray) -> bool:

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -176,14 +176,9 @@ def _categories(record: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for name in names if name and "<" not in name))
 
 
-def _is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a value is a finite number that fits in 64 bits; bool is not a number."""
-    return type(value) in (int, float) and abs(value) < 1 << 63
-
-
 def _price(value: Any) -> float | None:
     """The price in dollars, or None if it cannot be parsed."""
-    if _is_number(value):
+    if type(value) in (int, float) and abs(value) < 1 << 63:
         return float(value)
     match = _PRICE.match(value) if isinstance(value, str) else None
     return float(match[1].replace(",", "")) if match else None
