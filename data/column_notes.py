@@ -129,8 +129,10 @@ def ask_about_returns(
         DataError: the message has the settings that decide.
     """
     is_open = chosen.get("taken_back") is None
+    are_orders = {"behaviour", "rating"}.isdisjoint(roles)
     for name, states in _strange_states(sample, roles):
-        if is_open and chosen.get("order_status") is None and name not in unasked:
+        is_asked = are_orders and is_open and chosen.get("order_status") is None
+        if is_asked and name not in unasked:
             texts = _texts(sample, name)
             values = texts.filter(pc.is_in(texts, value_set=pa.array(states)))
             ways = (f"taken_back={name}={'|'.join(states[:3])}", f"order_status={name}")

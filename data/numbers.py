@@ -225,8 +225,9 @@ def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool, marks: str) -
 
 def _beside_cents(bare: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
     """Whether prices are such as 1.299, beside more prices that nearly all have two decimals."""
-    either = pc.match_substring_regex(bare, EITHER)
-    decimal = pc.and_(pc.match_substring_regex(bare, f"{POINT}|{COMMA}"), pc.invert(either))
+    unclear = pc.match_substring_regex(bare, EITHER)
+    either = pc.and_(unclear, pc.match_substring(bare, decimal_marks(bare)))
+    decimal = pc.and_(pc.match_substring_regex(bare, f"{POINT}|{COMMA}"), pc.invert(unclear))
     cents = pc.match_substring_regex(bare, r"[.,]\d\d$")
     few, every, usual = (rows[np.array(mask)].sum() for mask in (either, decimal, cents))
     return pc.and_(either, bool(usual >= max(MOST_CENTS * every, few, 1)))
