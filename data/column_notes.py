@@ -129,12 +129,10 @@ def ask_about_returns(
         DataError: the message has the settings that decide.
     """
     is_open = chosen.get("taken_back") is None
-    are_orders = {"behaviour", "rating"}.isdisjoint(roles)
-    for name, states in _strange_states(sample, roles):
-        is_asked = are_orders and is_open and chosen.get("order_status") is None
-        if is_asked and name not in unasked:
-            texts = _texts(sample, name)
-            values = texts.filter(pc.is_in(texts, value_set=pa.array(states)))
+    are_orders = {"behaviour", "rating"}.isdisjoint(roles) and chosen.get("order_status") is None
+    for name, states in _strange_states(sample, roles) if is_open and are_orders else ():
+        if name not in unasked:
+            values = sample.texts(name).filter(pc.is_in(sample.texts(name), pa.array(states)))
             ways = (f"taken_back={name}={'|'.join(states[:3])}", f"order_status={name}")
             raise _asked(sample, name, "has states that nobody knows", values, ways)
     if "behaviour" in roles or any(_show_returns(role, sample, roles) for role in roles):
@@ -176,7 +174,7 @@ def ask_about_returns(
             ways = (f"{role}={name}", f"{role}={without}")
             raise _asked(sample, name, what, texts.filter(rows), ways)
     if is_open:
-        for name, what, mark in _marks_of_returns(sample, roles, items, unasked):
+        for name, what, mark in _marks_of_returns(sample, roles, owners, unasked):
             texts = _texts(sample, name)
             rows = pc.and_not(read_marks(texts, f"={mark}"), known)
             if pc.any(rows).as_py():
@@ -215,16 +213,15 @@ def _asked(
 
 
 def _marks_of_returns(
-    sample: Sample, roles: Roles, items: pa.ChunkedArray, unasked: Collection[str]
+    sample: Sample, roles: Roles, owners: pa.ChunkedArray, unasked: Collection[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Columns that may mark lines of returns, what they do, and the mark (`returns.read_marks`).
 
     Ids such as `A7-RET` stand beside `A7`. Signs are such as + and -. Of kinds without usual names,
     the rows of a few are nearly all of items that the user has in other rows as well, at another
-    time and no less often, while hardly any other rows are.
+    time and no less often, while hardly any other rows are. The `owners` are the users and items.
     """
-    frame = pd.DataFrame({"user": _texts(sample, roles["user"].column), "item": items})
-    rows = pd.DataFrame({"owner": frame.groupby(["user", "item"]).ngroup()})
+    rows = pd.DataFrame({"owner": pd.factorize(owners.to_pandas())[0]})
     time = roles.get("timestamp")
     times = rows.index if time is None else _texts(sample, time.column).to_pandas()
     rows["moment"] = rows.assign(time=times).groupby(["owner", "time"]).ngroup()
