@@ -8,7 +8,6 @@ column of numbers; the caller counts them. Ratings may be yes and no, and texts 
 
 from __future__ import annotations
 
-import re
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.availability import read_available
-from recsys.data.column_words import WORDS
+from recsys.data.column_words import WORDS, pattern
 from recsys.data.texts import NOTHING, each_value
 
 INTEGER = r"^[+-]?(0|[1-9]\d{0,17})$"  # any such number fits in 64 bits
@@ -33,10 +32,7 @@ LONG_WHOLE = r"^\d{5,}$"
 ANSWER = r"(?i)^(true|false)$"
 LONG = 10**18  # longer numbers are ids
 DIGITS = 15  # significant digits that every floating number keeps
-CURRENCY = (
-    r"(?i)(€|(\bR)?\$|£|¥|₹|₺|₽|₩|zł|kč|kr\b|\bRs\.?|\bS?Fr\.|EUR|USD|GBP|CHF|JPY|CAD|AUD|NZD|PLN|CZK"
-    r"|HUF|RON|SEK|NOK|DKK|TRY|BRL|MXN|INR|CNY|KWD|BHD|OMR|JOD|TND|IQD|LYD)"
-)
+CURRENCY = f"(?i)({WORDS['currencies']})"
 THREE_DECIMALS = r"(?i)KWD|BHD|OMR|JOD|TND|IQD|LYD"
 DASHES = r"[.,/](-|\x{2013}|\x{2014})+$"  # in the place of decimals
 BLANKS = rf"[\s\x{{00A0}}\x{{2009}}\x{{202F}}'\x{{2019}}]|{DASHES}"
@@ -283,12 +279,7 @@ def read_amounts(
     return pc.cast(pc.replace_substring(result, "+", ""), pa.float64())
 
 
-RATING = re.compile(
-    r"(-?\d{1,9}(?:[.,]\d*)?)\s*(?:(?:/|out of|of|von|sur|de|su|van)\s*\d{1,3}(?:[.,]0+)?)?"
-    r"\s*(?:(?:stars?|sternen?|sterne|stern|etoiles?|étoiles?|estrellas?|stelle?|sterren|points?|punkte?)"
-    r"(?: rating)?)?",
-    re.IGNORECASE,
-)
+RATING = pattern("points")
 FULL, EMPTY = "★⭐", "☆✩\ufe0f"  # the last one chooses how the sign before it is drawn
 
 

@@ -45,11 +45,7 @@ YEAR_FIRST = r"^\d{4}-\d{1,2}-\d{1,2}(\s|$)"
 ABOVE_12 = r"(1[3-9]|2\d|3[01])(\D|$)"
 DAY_SECOND, DAY_THIRD = (r"^\s*\d{4}[-/.]" + part + ABOVE_12 for part in ("", r"\d{1,2}[-/.]"))
 YEAR_LAST = r"^\d{1,2}-\d{1,2}-(\d{4}|\d{2})(\s|$)"
-# Hours east of UTC of names of zones that exports write.
-ZONES = {
-    "PST": -8, "PDT": -7, "MST": -7, "MDT": -6, "CST": -6, "CDT": -5, "EST": -5, "EDT": -4,
-    "BST": 1, "CET": 1, "MEZ": 1, "CEST": 2, "MESZ": 2, "EET": 2, "EEST": 3, "JST": 9,
-}  # fmt: skip
+ZONES = dict(zone.split("=") for zone in WORDS["hours_of_zones"].split())
 OFFSET = r"[+-]\d{2}(?::?\d{2})?|(?:GMT|UTC)[+-]\d{1,2}(?::?\d{2})?"
 ZONE = rf"Z|z|UTC|{OFFSET}|GMT|{'|'.join(ZONES)}"
 SPLIT_ZONE = (
@@ -486,7 +482,7 @@ def _offset(zones: pa.ChunkedArray) -> pa.ChunkedArray:
         digits = digits.replace(":", "")
         hours, minutes = (digits, "") if len(digits) < 3 else (digits[:-2], digits[-2:])
         size = int(hours or 0) * 3_600 + int(minutes or 0) * 60
-        return ZONES.get(name, 0) * 3_600 + (-size if sign == "-" else size)
+        return int(ZONES.get(name, 0)) * 3_600 + (-size if sign == "-" else size)
 
     return each_value(zones, seconds, pa.int64())
 
