@@ -22,7 +22,7 @@ from recsys.serving.auth import scope_of
 from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError
 from recsys.serving.limits import CALLER
-from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS, as_json
+from recsys.serving.schemas.common import Id, as_json
 from recsys.serving.service import Service
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -179,7 +179,7 @@ async def _key_name(request: Request) -> str | None:
 AnyPhase = Annotated[Service, Depends(_service)]
 Ready = Annotated[Service, Depends(_ready_service)]
 By = Annotated[str | None, Depends(_key_name)]
-PathId = Annotated[str, PathParameter(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS)]
+PathId = Annotated[Id, PathParameter()]
 
 
 def json_response(answer: BaseModel | bytes) -> Response:

@@ -1,11 +1,12 @@
 """Parts that several schemas share: ids, limits, health, problems."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from unicodedata import normalize
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 if TYPE_CHECKING:
     from recsys.live_catalog import EpochCatalog
@@ -31,11 +32,18 @@ PATTERNS = {  # what they stand for, in errors
     EVENT_TYPE: "a type: up to 32 letters, digits, spaces, _ and -, the first a letter or a digit",
     CODES: "the first codes of a semantic ID, such as 3.0",
 }
+
+
+def before(change: Callable[[str], str]) -> BeforeValidator:
+    """Change a text before it is checked."""
+    return BeforeValidator(lambda value: change(value) if isinstance(value, str) else value)
+
+
 # Both spellings of a letter in Unicode are one id, as in prepared data.
 Id = Annotated[
     str,
     StringConstraints(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS),
-    AfterValidator(partial(normalize, "NFC")),
+    before(partial(normalize, "NFC")),
 ]
 ItemId = Id
 UserId = Id

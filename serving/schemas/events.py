@@ -15,13 +15,13 @@ from pydantic import (
 )
 
 from recsys.event_names import PURCHASE, level
-from recsys.serving.schemas.common import EVENT_TYPE, Body, First, Id, Query
+from recsys.serving.schemas.common import EVENT_TYPE, Body, First, Id, Query, before
 from recsys.serving.stores.records import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000
 EventType = Annotated[
-    str, StringConstraints(pattern=EVENT_TYPE, strip_whitespace=True, to_lower=True)
+    str, StringConstraints(pattern=EVENT_TYPE), before(lambda name: name.strip().lower())
 ]
 LATEST_S = 4_102_444_800  # the year 2100; larger values are usually milliseconds
 

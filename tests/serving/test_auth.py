@@ -259,8 +259,11 @@ def test_the_commands_make_list_and_revoke(monkeypatch, tmp_path):
     file = tmp_path / "serving" / "keys.json"
     assert [key.name for key in auth.read(file)] == ["shop"]
     assert json.loads(run("list", "--json").stdout)[0]["scope"] == "write"
-    run("create", "--name", "guest", "--expires", "90d")
-    assert "\tuntil 2" in run("list").stdout.splitlines()[1]
+    run("create", "--name", "guest", "--expires", "12h")
+    name, _, created, until = run("list").stdout.splitlines()[1].split("\t")
+    assert (name, until[:6]) == ("guest", "until ")
+    lasts = datetime.fromisoformat(until[6:]) - datetime.fromisoformat(created)
+    assert lasts == timedelta(hours=12)
     for name in ("guest", "shop"):
         run("revoke", name)
     assert auth.read(file) == []

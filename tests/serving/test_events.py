@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import time
+from unicodedata import normalize
 
 import pytest
 from pydantic import TypeAdapter
@@ -353,3 +354,30 @@ async def test_what_a_user_returned_last_is_not_recommended_to_them(client, name
 def test_both_spellings_of_a_letter_are_one_id():
     adapter = TypeAdapter(Id)
     assert adapter.validate_python("cafe\u0301") == adapter.validate_python("caf\u00e9") == "café"
+
+
+async def test_both_spellings_of_an_id_are_one_in_paths_too(client):
+    """An erasure reaches the events of its user, and what is as long as may be can be removed."""
+    for spelling in ("cafe\u0301", "\ufb2c" * 85):  # the last is three times as long in NFC
+        item = {"item_id": spelling, "like": "item-1"}
+        assert (await client.post("/v1/items", json={"items": [item]})).status_code == 200
+        await client.post("/v1/events", json={"events": [{"user": spelling, "item": spelling}]})
+        for path in (f"/v1/users/{spelling}/history", f"/v1/items/{spelling}"):
+            assert (await client.get(path)).status_code == 200
+        for path in (f"/v1/users/{spelling}", f"/v1/items/{spelling}"):
+            assert (await client.delete(path)).status_code == 204
+        for path in (f"/v1/users/{normalize('NFC', spelling)}/history", f"/v1/items/{spelling}"):
+            assert (await client.get(path)).status_code == 404
+    long = {"user": "u", "item": "\ufb2c" * 86}
+    assert (await client.post("/v1/events", json={"events": [long]})).status_code == 422
+
+
+async def test_a_stored_type_can_be_sent_again(client):
+    """A letter may have more characters in lower case."""
+    event = {"user": "ada", "item": "item-1", "type": "\u0130" * 20}
+    assert (await client.post("/v1/events", json={"events": [event]})).status_code == 422
+    event["type"] = "\u0130" * 16
+    for _ in range(2):
+        assert (await client.post("/v1/events", json={"events": [event]})).status_code == 200
+        history = await client.get("/v1/users/ada/history")
+        event["type"] = history.json()["events"][0]["type"]

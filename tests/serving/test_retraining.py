@@ -270,6 +270,14 @@ def test_a_retraining_killed_after_each_step_goes_on(home, service, forked, tmp_
 @pytest.mark.usefixtures("refused")
 def test_what_the_gate_refuses_is_not_promoted(home, service, monkeypatch, capsys):
     with service() as client:
+        keys, make = [], Client.__init__
+        monkeypatch.setenv("RECSYS_API_KEY", "rk_admin")
+
+        def spy(self, url, *, key):
+            keys.append(key)
+            make(self, url, key=key)
+
+        monkeypatch.setattr(Client, "__init__", spy)
         offered = ("least_users", "margin", "coverage", "latency")
         options = [f"--set=gate.{key}={QUICK['gate'][key]}" for key in offered]
         monkeypatch.setattr(sys, "argv", [
@@ -279,6 +287,7 @@ def test_what_the_gate_refuses_is_not_promoted(home, service, monkeypatch, capsy
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert ended.value.code == 3
+        assert keys == ["rk_admin"]
         found = json.loads(capsys.readouterr().out)
         assert (found["offered"], found["promoted"]) == (False, False)
         assert "cover" in found["reasons"][0]

@@ -471,6 +471,17 @@ def test_any_records_leave_aliases_with_rules_that_exist(sent):
     assert len(kept) == len(rules) + len(aliases)
 
 
+async def test_rules_do_not_apply_to_similar_items(settings, recommender, running):
+    path = "/v1/items/item-1/similar"
+    async with running(settings, recommender=recommender) as (client, _):
+        similar = (await client.get(path)).json()["items"]
+        ids = [item["item_id"] for item in similar]
+        await put(client, "none", {"filter": {"must_not": [{"key": "item_id", "any": ids}]}})
+        await stand(client, "champion", "none")
+        assert ids
+        assert (await client.get(path)).json()["items"] == similar
+
+
 async def test_a_fallback_keeps_pins_and_says_so(settings, recommender, running):
     async with running(settings, recommender=recommender) as (client, _):
         await put(client, "first", {"pin": ["item-7"]})

@@ -124,6 +124,15 @@ async def test_new_users_get_the_fallback_of_the_endpoint(retrieving, tmp_path, 
                 assert row["score"] == [float(np.float32(item["score"])) for item in items]
                 assert row["source"] == [item["source"] for item in items]
                 sources.append(set(row["source"]))
+        # the rules of the service are for its own answers
+        nothing = {"filter": {"must": [{"key": "price", "range": {"lt": 0}}]}}
+        await client.put("/v1/rules/nothing", json=nothing)
+        ruled = await client.put("/v1/aliases/champion", json={"rules": ["nothing"]})
+        assert ruled.status_code == 200
+        answer = await client.post("/v1/recommendations", json={"history": ["B0002"], "k": 12})
+        assert answer.json()["items"] == []
+        table = Scorer(Job(retrieving, users, None, {"k": 12})).part(0)
+        assert all(table["item_id"].to_pylist())
     assert sources[:3] == [{"popular"}] * 3
     assert sources[5:8] == [{"model"}] * 3
     assert len(sources) == 3 * len(STRANGERS) - 1  # one was a 404

@@ -16,6 +16,7 @@ from recsys.serving.batcher import QueueFullError
 from recsys.serving.cluster import deployment
 from recsys.serving.cluster.deployment import ServedDoor
 from recsys.serving.cluster.door import Door, ReplicaLostError
+from recsys.serving.cluster.ray import start_ray
 from recsys.serving.cluster.replica import Call, Replica, Reply, answer
 from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
@@ -260,6 +261,19 @@ def test_the_files_to_deploy_are_valid_and_say_the_same():
         assert ClusterSettings(**one["args"]["cluster"]).max_replicas == 8
         module, name = one["import_path"].split(":")
         assert callable(getattr(import_module(module), name))
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.7:6379"])
+def test_a_cluster_is_joined_or_started(monkeypatch, address):
+    """Ray reads the variable itself; a cluster that is joined has its own options."""
+    ray = MagicMock()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    start_ray(ray)
+    options = ray.init.call_args.kwargs
+    assert ("object_store_memory" in options) == (address is None)
+    assert "address" not in options
 
 
 def test_rays_proxies_need_keys_or_insecure_listen(monkeypatch):
