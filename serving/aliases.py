@@ -183,9 +183,7 @@ class Aliases:
             async with self._changing:
                 before = self._models.aliases.get(alias)
                 if before is None and len(self._models.aliases) >= MOST_ALIASES:
-                    raise AliasConflictError(
-                        f"There are {MOST_ALIASES} aliases already; remove one."
-                    )
+                    raise AliasConflictError(f"There are {MOST_ALIASES} aliases; remove one first.")
                 previous = () if before is None else before.previous
                 return await self._change(alias, bundle, previous, loaded=loaded)
 

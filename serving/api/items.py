@@ -1,7 +1,4 @@
-"""Items of the catalog: browse, change, compare, rank, and list for a storefront.
-
-Lists are answers to GET, so that browsers and proxies can keep them.
-"""
+"""Items of the catalog: browse, change, compare, rank, and list for a storefront."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping

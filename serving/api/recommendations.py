@@ -82,5 +82,5 @@ async def _result(service: Service, body: RecommendationsRequest, request_id: st
 
 
 def _refused(problem: ProblemError, request_id: str | None) -> bytes:
-    values = problem_body(problem, request_id)
-    return as_json(BatchResult(status=problem.status_code, problem=Problem.model_validate(values)))
+    body = Problem.model_validate(problem_body(problem, request_id))
+    return as_json(BatchResult(status=body.status, problem=body))

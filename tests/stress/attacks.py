@@ -190,6 +190,69 @@ async def large_titles(to: Target) -> None:
     await to.send(BATCH, batch(100, {"history": ["B0001"], "k": 200, "filter": wanted}))
 
 
+FACE = "\U0001f600"  # four bytes
+LARGE = [f"F{place}" for place in range(200)]
+ALL_LARGE = {"must": [{"key": "item_id", "any": LARGE}]}
+LISTED = [  # requests whose answers have 200 items with all their attributes
+    ("GET", "/v1/items?limit=200", b""),
+    ("GET", "/v1/lists/latest?k=200&include=metadata", b""),
+    ("POST", RECOMMEND, dump({"history": ["B0001"], "k": 200, "filter": ALL_LARGE,
+                              "include": ["metadata"]})),
+]  # fmt: skip
+
+
+async def large_items(to: Target) -> None:
+    """The items of `LARGE`, which have the largest titles and attributes."""
+    item = {
+        "semantic_id": [0, 0, 0],
+        "title": FACE * 1_000,
+        "attributes": {"tags": [FACE * 990] * 4},
+    }
+    for first in range(0, len(LARGE), 15):
+        items = [{"item_id": name, **item} for name in LARGE[first : first + 15]]
+        await in_turn(to, "/v1/items", [{"items": items}])
+
+
+async def large_lists(to: Target) -> None:
+    """Small requests whose answers have the largest attributes."""
+    await large_items(to)
+    method, path, body = random.choice(LISTED)
+    await to.send(path, body, method)
+
+
+async def slow_lists(to: Target) -> None:
+    """Such answers, read slowly."""
+    await large_items(to)
+    method, path, body = random.choice(LISTED)
+    reader, writer = await to.connect()
+    writer.write(to.head(method, path, length=len(body)) + body)
+    while await reader.read(2_048):
+        await asyncio.sleep(0.5)
+    writer.close()
+
+
+async def waiting_rules(to: Target) -> None:
+    """Rules of almost 16 KiB, put by very many connections."""
+    names = [f"{place:06}" for place in range(1_300)]
+    rule = {"filter": {"must_not": [{"key": "item_id", "any": names}]}}
+    await to.send(f"/v1/rules/r{random.randrange(60)}", rule, "PUT")
+
+
+async def long_ids(to: Target) -> None:
+    """The newest events have the longest ids, and figures are made of them."""
+    face = FACE * 240
+    for number in itertools.count():
+        names = [f"{number} {place}" for place in range(340)]
+        events = [{"user": face + name, "item": face + name, "type": "click",
+                   "recommendation_id": face + name} for name in names]  # fmt: skip
+        await in_turn(to, "/v1/events", [{"events": events}])
+        for path in ("/v1/today?days=2", "/v1/lists/trending"):
+            reader, writer = await to.connect()
+            writer.write(to.head("GET", path))
+            await read_answer(reader)
+            writer.close()
+
+
 async def conflicting_events(to: Target) -> None:
     """The largest batches of events, each refused as their ids have other contents."""
     for number in itertools.count():
@@ -322,6 +385,7 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
 }
 for count_, attack_ in (
     (2, wide_filters), (3, replaced_items), (8, large_titles), (4, conflicting_events),
+    (20, large_lists), (40, slow_lists), (100, waiting_rules), (2, long_ids),
     (3, replaced_rules), (4, new_filters),
     (4, unknown_items), (2, long_texts), (40, histories), (4, wrong_keys),
     (8, endless_headers), (1, idle_connections), (100, slow_bodies), (4, tiny_pieces),

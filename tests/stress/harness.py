@@ -52,6 +52,7 @@ def write_bundle(path: Path, seed: int = 0) -> None:
             "title": [f"Thing no. {i}" for i in range(ITEMS)],
             "text": [""] * ITEMS,
             "price": [float(i % 100) for i in range(ITEMS)],
+            "tags": [["tag"]] * ITEMS,
         }
     )
     vocabulary = Vocabulary.from_levels([CODES] * 3)
