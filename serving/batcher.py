@@ -1,7 +1,5 @@
 """Batcher: gathers requests into batches, and returns each result to its caller.
 
-It handles queues, deadlines and the event loop; requests and results can be of any type.
-
 A single request does not wait for others. The batcher waits only if more requests are likely: when
 the previous batch was larger and has just ended, its clients are about to send their next requests.
 It waits as long as that batch took, and at most `max_wait_ms`. One large batch takes less time than
@@ -14,9 +12,10 @@ ordinary request (`limits.work_of`). Rates of clients are limited before (`limit
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 PATIENCE = 1.0  # share of the time that the last batch took
 MUCH = 4.0  # units of work; requests of more have a batcher of their own on a CPU
@@ -37,24 +36,21 @@ class ClosedError(Exception):
     """The batcher is closing and accepts no more requests."""
 
 
-class until:  # noqa: N801 - `async with until(deadline)`
+@asynccontextmanager
+async def until(deadline: float | None) -> AsyncIterator[None]:
     """Cancel the block at a time on the event loop's clock, in seconds; None for never.
 
     Raises:
         DeadlineExceededError: that time came.
     """
-
-    def __init__(self, deadline: float | None) -> None:
-        self._timeout = asyncio.timeout_at(deadline)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, *raised: Any) -> None:
-        try:
-            await self._timeout.__aexit__(*raised)
-        except TimeoutError:
+    timeout = asyncio.timeout_at(deadline)
+    try:
+        async with timeout:
+            yield
+    except TimeoutError:
+        if timeout.expired():
             raise DeadlineExceededError from None
+        raise
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
 NEAR, NEAR_ROWS = 3, 64
 MOST_SHOWN = 16 << 10  # bytes of the attributes of an item as JSON, which answers repeat
+PAGE = 1 << 18  # characters of a page, of up to four bytes each
 T = TypeVar("T")
 
 
@@ -95,6 +96,8 @@ class Shelf:
     def page(self, prefix: Sequence[int], text: str, cursor: str, limit: int) -> ItemPage:
         """A page of the items with this prefix whose id or title contains the text.
 
+        It ends early if they are large.
+
         `cursor` names the last item of the page before, by its codes and its id. It is a position
         in the order, so items that come or go between two pages move no others.
         """
@@ -110,11 +113,16 @@ class Shelf:
                 Branch(code=c, items=n)
                 for c, n in zip(codes.tolist(), counts.tolist(), strict=True)
             ]
-        start = np.searchsorted(positions, self._after(cursor)) if cursor else 0
-        end = start + limit
-        shown = self.rows[positions[start:end]].tolist()
+        start = end = int(np.searchsorted(positions, self._after(cursor))) if cursor else 0
+        items: list[Item] = []
+        size = 0
+        for row in self.rows[positions[start : start + limit]].tolist():
+            items.append(Item.of(self.catalog, row))
+            end, size = end + 1, size + len(str(items[-1]))
+            if size > PAGE:
+                break
         return ItemPage(
-            items=[Item.of(self.catalog, row) for row in shown],
+            items=items,
             total=len(positions),
             next=self._cursor(positions[end - 1]) if end < len(positions) else None,
             prefix=list(prefix),

@@ -1,9 +1,8 @@
 """Lists without a search: what is trending, new, bought together or similar; given items ranked.
 
-Each is JSON, which may have megabytes and is made on a helper thread. They are of the store's
-events, of the catalog's dates, of the bundle's retrieval and of the model's scores. Availability
-and filters hold as for recommendations, and so do filters and caps of the alias's standing rules;
-boosts and pins are for recommendations.
+Each is JSON, made on a helper thread, of the store's events, of the catalog's dates, of the
+bundle's retrieval and of the model's scores. Availability and filters hold as for recommendations,
+and so do filters and caps of the alias's standing rules; boosts and pins are for recommendations.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

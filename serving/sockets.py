@@ -2,16 +2,10 @@
 
 import errno
 import socket
-from typing import NamedTuple
 
 from recsys.errors import ConfigError
 
-
-class Listener(NamedTuple):
-    """A listening socket, and its URL for this machine."""
-
-    socket: socket.socket
-    url: str
+Listener = tuple[socket.socket, str]  # that listens, and its URL for this machine
 
 
 def bind(host: str, port: int) -> Listener:
@@ -33,4 +27,4 @@ def bind(host: str, port: int) -> Listener:
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}; {advice}") from error
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - for a client here
-    return Listener(listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

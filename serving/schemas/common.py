@@ -83,8 +83,8 @@ def made(kind: type[ModelT], values: dict[str, Any]) -> ModelT:
 
 
 def as_json(answer: BaseModel) -> bytes:
-    """An answer as JSON; fields that were not set are left out."""
-    return answer.model_dump_json(exclude_unset=True, by_alias=True).encode()
+    """An answer as JSON, without fields that were not set; a text would take four times that."""
+    return answer.__pydantic_serializer__.to_json(answer, exclude_unset=True, by_alias=True)
 
 
 def metadata(catalog: "EpochCatalog", row: int) -> dict[str, Any]:

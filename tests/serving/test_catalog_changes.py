@@ -248,6 +248,18 @@ async def test_what_answers_show_of_an_item_is_bounded(client, monkeypatch):
         assert code(await change) == (422, "invalid_request")
 
 
+async def test_a_page_of_large_items_ends_early(client, monkeypatch):
+    whole = (await client.get("/v1/items?limit=200&q=no. 1")).json()
+    monkeypatch.setattr(catalog_changes, "PAGE", 1_000)
+    found, cursor = [], ""
+    while cursor is not None:
+        params = {"limit": 200, "q": "no. 1", "cursor": cursor}
+        page = (await client.get("/v1/items", params=params)).json()
+        assert 0 < len(page["items"]) < 12
+        found, cursor = found + page["items"], page["next"]
+    assert found == whole["items"]
+
+
 async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
     loop, at_work = threading.get_ident(), set()
 

@@ -82,7 +82,7 @@ def test_documented_limits_are_those_of_the_code():
         f"Bodies over {bodies.LARGE >> 10} KiB",
         f"together they may take {BODIES * body >> 20} MiB",
         f"of an item's attributes {MOST_SHOWN:,}",
-        f"A page of `/v1/rules` ends after {rules.PAGE >> 20} MiB",
+        f"A page of `/v1/rules` or `/v1/items` ends after about {rules.PAGE >> 20} MiB",
         f"takes up to {MAX_BATCH} of these",
         f"text of up to {MAX_ID} characters",
         f"up to {MAX_PROMPT:,} characters and tokens",

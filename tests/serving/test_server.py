@@ -27,9 +27,9 @@ def test_a_taken_port_is_noticed_before_models_load(python, tmp_path):
         "try: main()\n"
         "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
     )
-    first = bind("127.0.0.1", 0)  # it listens at once, although nothing is loaded
-    with first.socket:
-        port = first.socket.getsockname()[1]
+    listener, _ = bind("127.0.0.1", 0)  # it listens at once, although nothing is loaded
+    with listener:
+        port = listener.getsockname()[1]
         done = python("-c", code, tmp_path / "demo", str(port))
     assert done.stdout.split() == ["2", "False"]
     assert f"another port (--port {port + 1})" in " ".join(done.stderr.split())
