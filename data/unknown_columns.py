@@ -101,7 +101,7 @@ def _without_time(sample: Sample, roles: Roles) -> tuple[str, str]:
     reason = "no column holds the time of the events"
     if not like or filled[like[0]] < SHARE_OF_TIMES:
         rules = TimeRules("auto", "UTC", None, 0)
-        for name in free:
+        for name in (n for n in free if sample.counts[n] == 1):
             times = share_of_times(sample.table[name], rules)[1]
             if is_of_later(name) and filled[name] * times >= SHARE_OF_TIMES:
                 return f"{reason}: by its name, {name!r} says when something else happened", name

@@ -5,6 +5,7 @@ files beside the sources; the run fails if there are any.
 """
 
 import ctypes
+import fcntl
 import gc
 import importlib.util
 import multiprocessing
@@ -25,6 +26,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+# Sums of several threads differ from run to run; torch reads this when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 PR_SET_CHILD_SUBREAPER = 36
 CACHE = "torch"
 COPY_S = 1800  # for what a copy of a process has to do
@@ -42,7 +46,12 @@ FIRST = [  # files with tests or fixtures that take long, the longest first
 unchecked = [HealthCheck.too_slow, HealthCheck.differing_executors]
 # What `make test` runs: the same examples on every machine, in every run and in any order.
 settings.register_profile(
-    "test", derandomize=True, database=None, deadline=None, suppress_health_check=unchecked
+    "test",
+    max_examples=50,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=unchecked,
 )
 # What `make fuzz` runs: fresh ones, each failure with what reproduces it.
 settings.register_profile(
@@ -137,6 +146,31 @@ def alone(work: Callable[..., object], *arguments: object) -> None:
 def forked() -> Callable[..., int]:
     """Does work in a copy of this process, as `run_forked` says."""
     return run_forked
+
+
+@pytest.fixture(scope="session")
+def built_once(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Gives a folder that the first process of the run to ask for it fills, and others wait for.
+
+    Each process gets a copy of its own, which its tests may change.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if is_worker(pytestconfig) else base
+
+    def build(name: str, fill: Callable[[Path], object]) -> Path:
+        whole, partial = shared / name, shared / f"{name}.partial"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not whole.exists():
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                fill(partial)
+                partial.rename(whole)
+        return Path(shutil.copytree(whole, tmp_path_factory.mktemp(name) / name, symlinks=True))
+
+    return build
 
 
 @pytest.fixture(scope="session")

@@ -56,14 +56,6 @@ def test_the_script_needs_nothing_of_the_project():
     assert not [name for name in modules if name.startswith("recsys")]
 
 
-def test_the_same_seed_makes_the_same_files(script, export, tmp_path):
-    for seed, same in ((0, True), (1, False)):
-        script.make_export(tmp_path / "again", customers=300, items=200, seed=seed)
-        for name in ("events.csv", "products.csv"):
-            equal = (tmp_path / "again" / name).read_bytes() == (export / name).read_bytes()
-            assert equal == same
-
-
 def test_the_report_names_every_kind_of_dirt(export):
     made = build(
         DataConfig(

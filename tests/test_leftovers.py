@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
+from oracles import has_ended
 
 UNTIDY = """
 import socket, subprocess, sys, tempfile
@@ -50,7 +50,5 @@ def test_what_a_run_leaves_behind_fails_it(tmp_path: Path, workers: str) -> None
     assert len(re.findall(r"/left-\w+ is left", found)) == 1
     assert f"{tmp_path / 'odd.txt'} is new" in found
     assert len(re.findall(r"listens on 127\.0\.0\.1:\d+", found)) == 1
-    assert not psutil.pid_exists(int(process)) or (
-        psutil.Process(int(process)).status() == psutil.STATUS_ZOMBIE
-    )
+    assert has_ended(int(process))
     assert not any(Path(line.split(" is left")[0]).exists() for line in found.splitlines())

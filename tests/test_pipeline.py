@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +13,10 @@ from recsys.config import Settings
 from recsys.evaluation import rankings
 from recsys.evaluation import run as evaluation
 from recsys.evaluation.protocol import EvaluationConfig
+from recsys.evaluation.report import JSON
 from recsys.pipeline import STAGES, Context
 from recsys.pipeline import run as run_stages
-from recsys.recommender import Recommender, RecommendRequest
+from recsys.recommender import Recommender
 
 SMALL = {
     "name": "road",
@@ -59,15 +59,6 @@ def test_a_second_run_finds_everything_up_to_date(road):
     assert {p: (p / "manifest.json").stat().st_mtime_ns for p in before} == before
 
 
-def test_a_restarted_recommender_gives_the_same_bits(road):
-    context, _ = road
-    first = Recommender.load(context.workspace.bundle)
-    history = first.catalog.item_ids[3:9]
-    again = Recommender.load(context.workspace.bundle)
-    request = [RecommendRequest(history, 10)]
-    assert first.recommend_batch(request) == again.recommend_batch(request)
-
-
 def test_evaluation_on_two_threads_writes_the_same_report(road, tmp_path, monkeypatch):
     context, _ = road
     monkeypatch.setattr(rankings, "CHUNK", 16)  # so that each thread ranks some
@@ -85,27 +76,10 @@ def test_evaluation_on_two_threads_writes_the_same_report(road, tmp_path, monkey
         config = EvaluationConfig(ks=(1, 10), resamples=20, threads=threads)
         workspace, out = context.workspace, tmp_path / str(threads)
         evaluation.evaluate_bundle(workspace.bundle, workspace.dataset, config, out)
-        reports.append(json.loads((out / evaluation.JSON).read_text(encoding="utf-8")))
+        reports.append(json.loads((out / JSON).read_text(encoding="utf-8")))
         assert reports[-1]["protocol"].pop("threads") == len(ranked_by) == threads
     assert reports[0] == reports[1]
     assert torch.get_num_threads() == before
-
-
-def test_a_new_item_is_placed_by_what_it_is_and_recommended(road):
-    context, _ = road
-    recommender = Recommender.load(context.workspace.bundle)
-    like = recommender.epoch.item(recommender.catalog.item_ids[5])
-    new = replace(like, item_id="new", semantic_id=None)
-    epoch = recommender.upsert([new])
-    assert epoch.number == 1
-    placed = epoch.item("new")
-    assert replace(placed, semantic_id=None) == new
-    everything = RecommendRequest([], k=len(epoch.catalog))
-    shown = {r.item_id: r for r in recommender.recommend_batch([everything])[0].recommendations}
-    assert shown["new"].semantic_id == placed.semantic_id
-    assert recommender.remove(["new"]) == ["new"]
-    (answer,) = recommender.recommend_batch([everything])
-    assert "new" not in {r.item_id for r in answer.recommendations}
 
 
 def test_the_answer_over_http_is_the_recommenders(road, tmp_path):

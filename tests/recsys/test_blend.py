@@ -18,7 +18,7 @@ from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.retrieval import ItemItem, Pool, Reranker, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.reranker import FEATURES, Network
@@ -256,20 +256,6 @@ def test_blended_requests_get_the_same_bits_alone_and_in_a_batch(folder):
         assert rec.recommend_batch([request])[0].recommendations == mine.recommendations
 
 
-def test_scores_of_given_items_equal_the_searchs(rec):
-    histories = [["id-3", "id-9"], [], ["id-1", "nobody"]]
-    found = rec.recommend_batch([RecommendRequest(h, 20, blend=False) for h in histories])
-    items = [[*ids_of(result)][: 5 + i] for i, result in enumerate(found)]
-    scores = rec.score(histories, items)
-    for line, result in zip(scores, found, strict=True):
-        np.testing.assert_allclose(
-            line, [r.score for r in result.recommendations][: len(line)], rtol=1e-6
-        )
-    assert rec.score([["id-3"]], [[]]) == [[]]
-    with pytest.raises(RequestError, match="'nothing'"):
-        rec.score([["id-3"]], [["id-1", "nothing"]])
-
-
 def test_a_fallback_lists_related_then_popular_items(rec):
     request = RecommendRequest(["id-3", "id-9"], 12, filter=EVEN, exclude_items=["id-2"])
     result = rec.fallback(request)
@@ -340,13 +326,3 @@ def test_evaluation_ranks_the_lists_that_requests_get(rec):
         assert [IDS[i] for i in line] == ids_of(result)
         np.testing.assert_allclose(score, [r.score for r in result.recommendations], rtol=1e-5)
     assert (plain != items).any()
-
-
-def test_a_pool_without_items_has_an_empty_list():
-    none, unscored = np.full((1, 2), -1, np.int32), np.full((1, 2), -np.inf, np.float32)
-    asked, nothing = Histories.of([[]]), [np.zeros(ITEMS, bool)]
-    proposals = make_retrieval().propose(asked, 3, allowed=nothing)
-    pool = Pool.of(none, unscored, proposals, np.zeros((1, 0)))
-    items, scores, _ = pool.rank(BLEND, 4)
-    assert items.tolist() == [[-1] * 4]
-    assert (scores == -np.inf).all()

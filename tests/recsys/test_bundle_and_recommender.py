@@ -187,13 +187,6 @@ def test_excluding_everything_returns_an_empty_list(recommender):
     assert one == ["id-47"]
 
 
-def test_the_beam_is_as_wide_as_the_list_and_at_least_twenty(recommender):
-    results = recommender.recommend_batch([RecommendRequest(["id-3"], k) for k in (1, 20, 21, 48)])
-    assert [r.stats["beams"] for r in results] == [20, 20, 21, 48]
-    for result in results:
-        assert result.stats["target_passes"] == len(LEVELS)
-
-
 @pytest.fixture(scope="module")
 def alone(recommender):
     return [recommender.recommend_batch([request])[0] for request in REQUESTS]
@@ -232,20 +225,6 @@ def test_rank_equals_recommend_batch(recommender, exact, k, exclude_seen):
         assert_as_exact(row_scores[:n], scores_of(result), scores_of(double))  # other slots
         assert (row[n:] == -1).all()
         assert (row_scores[n:] == -np.inf).all()
-
-
-def test_one_search_ranks_with_and_without_seen_items(recommender, exact):
-    rng = np.random.default_rng(4)
-    items = len(recommender.catalog)
-    histories = Histories.of([rng.integers(0, items, n) for n in rng.integers(0, 12, 20)])
-    both = rank_histories(recommender, histories, 10, (True, False), batch_size=8)
-    for exclude_seen, (found, alone) in zip((True, False), both, strict=True):
-        (((items, scores), _),) = rank_histories(recommender, histories, 10, (exclude_seen,))
-        (((_, exactly), _),) = rank_histories(exact, histories, 10, (exclude_seen,))
-        np.testing.assert_array_equal(found[0], items)
-        assert_as_exact(found[1], scores, exactly)
-        np.testing.assert_array_equal(alone[0], items)  # a bundle without a blend
-    assert (both[0][0][0] != both[1][0][0]).any()
 
 
 def test_warming_up_changes_no_answer(recommender, alone):
@@ -299,20 +278,6 @@ def test_a_seed_draws_the_same_items_in_any_batch(recommender):
 def test_mode_draft_needs_a_draft_in_the_bundle(bundle):
     with pytest.raises(ArtifactError, match="mode 'draft' needs a draft model"):
         Recommender.load(bundle, mode="draft")
-
-
-def test_bfloat16_rounds_the_weights(bundle, recommender):
-    rough = Recommender.load(bundle, dtype="bfloat16")
-    assert rough.engine.target.dtype == torch.bfloat16
-    assert rough.engine.target.native is None
-    (exact,) = recommender.recommend_batch([RecommendRequest(["id-5", "id-6"], 3)])
-    (found,) = rough.recommend_batch([RecommendRequest(["id-5", "id-6"], 3)])
-    assert [one.score for one in found.recommendations] != [
-        one.score for one in exact.recommendations
-    ]
-    for near, one in zip(found.recommendations, exact.recommendations, strict=True):
-        assert near.item_id == one.item_id
-        assert near.score == pytest.approx(one.score, abs=0.5)  # the weights are random and large
 
 
 def test_a_bundle_is_read_as_it_was_written(bundle):

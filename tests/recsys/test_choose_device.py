@@ -2,17 +2,12 @@
 
 import logging
 import math
-import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from recsys import devices
 from recsys.devices import choose_device, is_large
-from recsys.evaluation.protocol import EvaluationConfig
-from recsys.evaluation.run import _load
-from recsys.recommender import Recommender
 
 
 def never(device):
@@ -50,17 +45,6 @@ def test_the_faster_one_is_taken_and_the_times_are_logged(
     }  # fmt: skip
 
 
-def test_an_evaluation_prints_the_times(claimed_gpu, monkeypatch, tmp_path, capsys):
-    encoder = SimpleNamespace(config=SimpleNamespace(max_items=3))
-    ranks = SimpleNamespace(catalog=range(9), epoch=SimpleNamespace(encoder=encoder))
-    monkeypatch.setattr("recsys.evaluation.run.rank_histories", lambda *parts, **options: None)
-    monkeypatch.setattr(Recommender, "load", lambda bundle, **options: ranks)
-    with claimed_gpu():
-        assert _load(tmp_path, EvaluationConfig(batch_size=8)) is ranks
-    shown = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"evaluation: a batch of 8 users takes .* ms on cpu, .* ms on cuda", shown)
-
-
 @pytest.mark.parametrize(
     "error", [RuntimeError("CUDA error: no kernel image"), torch.OutOfMemoryError("out of memory")]
 )
@@ -86,16 +70,6 @@ def test_large_weights_are_not_measured(tmp_path, claimed_gpu, monkeypatch, capl
     with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
         assert choose_device("auto", "work", never, large=True) == "cuda"
     assert len(caplog.records) == 1
-
-
-def test_a_large_model_does_not_take_a_gpu_that_cannot_be_used(claimed_gpu, monkeypatch, caplog):
-    def refuse(*_, **__):
-        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
-
-    with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
-        monkeypatch.setattr(torch, "zeros", refuse)
-        assert choose_device("auto", "work", never, large=True) == "cpu"
-    assert "busy or unavailable" in caplog.text
 
 
 @pytest.mark.parametrize(

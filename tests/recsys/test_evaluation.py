@@ -24,7 +24,7 @@ from recsys.evaluation.baselines import Popularity, fit_baselines, of_available
 from recsys.evaluation.compare import compare
 from recsys.evaluation.gate import count_compared, evaluate_alike, with_enough_users
 from recsys.evaluation.leaks import check_no_leak
-from recsys.evaluation.protocol import EvaluationConfig, evaluate, find, select
+from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
 from recsys.interactions import Histories, Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import ItemItem, Reranker, digest
@@ -263,21 +263,6 @@ def test_segments_begin_at_their_lower_bounds():
             assert names == {segment}
 
 
-def test_comparisons_are_differences_of_the_means(result):
-    assert {row["against"] for row in result.comparisons} == {
-        "popularity",
-        "item-kNN",
-        "successors",
-    }
-    for row in result.comparisons:
-        about = {key: row[key] for key in ("seen", "targets", "metric", "k")}
-        a, b = (
-            find(result.metrics, ranker=name, **about)["mean"] for name in ("model", row["against"])
-        )
-        assert row["mean"] == pytest.approx(a - b, abs=2e-6)
-        assert row["low"] <= row["mean"] <= row["high"]
-
-
 @pytest.mark.parametrize(
     ("items", "text"),
     [
@@ -414,15 +399,6 @@ def test_metrics_can_be_computed_again_from_the_rows_of_users(shop, result):
             assert find(result.metrics, targets="all", **about)["mean"] == pytest.approx(
                 of_all, abs=1e-6
             )
-
-
-def test_lists_that_are_there_already_are_measured_as_if_ranked_now(shop, result):
-    rankers = fit_baselines(shop.train_histories, ITEMS)
-    model, histories = rankers.pop("directional"), select(shop, SMALL, None).histories
-    lists = {mode: model.rank(histories, 10, mode == "masked") for mode in SMALL.seen_modes}
-    found = evaluate(rankers, shop, SMALL, ranked={"model": lists})
-    assert found.metrics == result.metrics
-    assert found.comparisons == result.comparisons
 
 
 class FakeRecommender:

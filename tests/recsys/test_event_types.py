@@ -89,17 +89,6 @@ def test_what_was_only_viewed_can_be_recommended(recommender):
     assert "i7" not in {r.item_id for r in fallback.recommendations}
 
 
-def test_requests_with_and_without_types_share_a_batch(recommender):
-    requests = [
-        RecommendRequest(["i4", "unknown", "i2"], 6, history_types=["view", "view", None]),
-        RecommendRequest(["i4", "i2"], 6),
-        RecommendRequest([], 6),
-    ]
-    together = recommender.recommend_batch(requests)
-    for request, mine in zip(requests, together, strict=True):
-        assert recommender.recommend_batch([request])[0].recommendations == mine.recommendations
-
-
 def test_a_type_for_each_item_of_the_history_is_required():
     with pytest.raises(ValueError, match="history_types: 1 types for 2 items"):
         RecommendRequest(["a", "b"], history_types=["view"])

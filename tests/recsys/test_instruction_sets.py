@@ -20,8 +20,12 @@ FILES = (
     "test_llama_forward.py", "native/test_native_forward.py", "native/test_native_search.py",
     "test_beam_search.py",
 )  # fmt: skip
-# They are exact in float64, run in an interpreter, or choose instruction sets themselves.
-WITHOUT = "not float64 and not kernels and not every_instruction_set"
+# They are exact in float64, run in an interpreter, choose instruction sets themselves, or count
+# launches, packed weights or threads, which no instruction set changes.
+WITHOUT = (
+    "not float64 and not kernels and not every_instruction_set and not launches "
+    "and not packed and not threads"
+)
 # What torch calls a level, and the names elsewhere; the native library has those of x86-64.
 LEVELS = {
     "default": {"oneDNN": "SSE41", "MKL": "SSE4_2", "OpenBLAS": "Nehalem", "native": "v2"},

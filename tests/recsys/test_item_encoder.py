@@ -52,15 +52,6 @@ def test_items_that_it_was_made_from_get_their_own_features_back(made, tmp_path)
     assert again.dtype == np.float32
 
 
-def test_what_is_collaborative_is_predicted_from_content(made):
-    table, _, features = made
-    known = sum(features.blocks[name] for name in ("text", "attributes"))
-    predicted = features.encoder.encode(table)[:, known:]
-    true = features.matrix[:, known:]
-    cosine = (predicted * true).sum(1) / np.linalg.norm(predicted, axis=1)
-    assert np.median(cosine) > 0.8
-
-
 @pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
 def test_new_items_get_the_first_code_of_their_kind(made, tmp_path, method):
     _, kind, features = made

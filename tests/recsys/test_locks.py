@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.artifacts import Workspace
 from recsys.errors import LockedError
@@ -68,7 +69,7 @@ def test_waiters_take_turns(tmp_path):
 
     def work():
         for _ in range(25):
-            with locked(file, wait_s=60):
+            with locked(file, wait_s=PATIENCE_S):
                 file.write_text(str(int(file.read_text()) + 1))
 
     threads = [threading.Thread(target=work) for _ in range(4)]

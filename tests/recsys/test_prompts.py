@@ -31,15 +31,6 @@ def test_the_beginning_moves_a_block_at_a_time():
     assert [int(SMALL.start(n)) for n in range(13)] == starts
 
 
-@given(configs(), st.integers(0, 200))
-def test_a_prompt_keeps_the_window_less_at_most_a_block(config, n):
-    kept = n - int(config.start(n))
-    if n <= config.max_items:
-        assert kept == n
-    else:
-        assert config.max_items - config.block + 1 <= kept <= config.max_items
-
-
 @pytest.mark.parametrize(("most", "block"), [(5, 0), (5, 6), (0, 0), (0, 1), (-1, -1)])
 def test_a_block_outside_the_window_is_refused(most, block):
     with pytest.raises(ValueError, match=f"got {block} and {most}"):

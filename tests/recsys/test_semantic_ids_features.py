@@ -137,16 +137,6 @@ def test_the_ppmi_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
     np.testing.assert_allclose((block @ block.T)[known][:, known], gram[known][:, known], atol=1e-3)
 
 
-def test_a_matrix_of_low_rank_gives_the_same_svd_each_time():
-    """Twenty equal blocks: rank 20, asked for 40 values."""
-    blocks = sparse.csr_array(np.kron(np.diag(np.arange(1.0, 21)), np.ones((10, 10))))
-    first, again = truncated_svd(blocks, 40, 0), truncated_svd(blocks, 40, 0)
-    assert first[0].tobytes() == again[0].tobytes()
-    assert first[1].tobytes() == again[1].tobytes()
-    assert first[0].shape == (200, 20)
-    np.testing.assert_allclose(first[0] @ first[0].T, blocks.toarray(), atol=1e-4)
-
-
 class Counted(sparse.csr_array):
     """A matrix that counts how often it is multiplied."""
 
@@ -187,19 +177,6 @@ def test_an_items_prediction_does_not_depend_on_its_own_events():
     np.testing.assert_array_equal(before[7], after[7])
     assert (before != after).any()
     assert before[5].any()  # from its content
-
-
-def test_an_unseen_item_is_near_items_of_similar_content():
-    rng = np.random.default_rng(0)
-    kind = np.arange(200) % 2
-    content = np.eye(2)[kind] + rng.normal(0, 0.05, (200, 2))
-    collaborative = (np.eye(3)[kind] + rng.normal(0, 0.05, (200, 3))).astype(np.float32)
-    truth = collaborative.copy()
-    collaborative[:2] = 0
-    content[2] = 0
-    found, _ = predict(collaborative, sparse.csr_array(content))
-    np.testing.assert_allclose(found[:2], truth[:2], atol=0.2)
-    assert not found[2].any()
 
 
 def test_model_vectors_are_centred_and_normalised():

@@ -28,11 +28,6 @@ def test_levels_follow_pad_and_bos_by_hand():
     assert ADDED.encode(np.array([3, 5])).tolist() == [103, 109]
 
 
-@pytest.mark.parametrize(("multiple", "size"), [(1, 11), (8, 16), (11, 11), (64, 64)])
-def test_the_size_is_rounded_up(multiple, size):
-    assert Vocabulary.from_levels([3, 2, 4], multiple=multiple).size == size
-
-
 @given(vocabularies(), st.data())
 def test_decode_inverts_encode_and_levels_are_disjoint(vocabulary, data):
     rows = st.tuples(*(st.integers(0, size - 1) for size in vocabulary.level_sizes))
@@ -108,9 +103,4 @@ def test_what_is_saved_is_loaded(tmp_path_factory, vocabulary):
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(ArtifactError, match=r"vocabulary\.json: "):
-        Vocabulary.load(tmp_path)
-
-
-def test_a_missing_file_is_refused_by_name(tmp_path):
-    with pytest.raises(ArtifactError, match=r"vocabulary\.json: .*No such file"):
         Vocabulary.load(tmp_path)

@@ -16,19 +16,17 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, EVAL, PROMPTS, TARGET
-from recsys.catalog import Catalog
-from recsys.models.checkpoint import build, save_model
+from recsys.bundle import EVAL
+from recsys.models.checkpoint import build
 from recsys.serving.stores.records import Event, content_digest
 from recsys.vocabulary import Vocabulary
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.append(str(Path(__file__).parents[1] / "suites"))
 
+import toy_bundle
 from measuring import environment as environment
 
 ITEMS, CODES = 2_000, 16
@@ -42,28 +40,28 @@ Report = Callable[..., None]
 
 def write_bundle(path: Path, seed: int = 0) -> None:
     """Write a bundle of `ITEMS` items whose model has random weights."""
-    torch.manual_seed(seed)
-    rng = np.random.default_rng(0)
-    flat = rng.choice(CODES**3, ITEMS, replace=False)
-    codes = np.stack(np.unravel_index(flat, (CODES,) * 3), axis=1).astype(np.int32)
-    table = pa.table(
-        {
-            "item_id": [f"B{i:04d}" for i in range(ITEMS)],
-            "title": [f"Thing no. {i}" for i in range(ITEMS)],
-            "text": [""] * ITEMS,
-            "price": [float(i % 100) for i in range(ITEMS)],
-            "tags": [["tag"]] * ITEMS,
-        }
-    )
-    vocabulary = Vocabulary.from_levels([CODES] * 3)
-    with write_artifact(path, "bundle") as folder:
-        for part in (CATALOG, EVAL):
-            (folder / part).mkdir()
-        Catalog(table, codes).save(folder / CATALOG)
+
+    def with_figures(folder: Path) -> None:
+        (folder / EVAL).mkdir()
         (folder / EVAL / "validation.json").write_text(json.dumps({"x": [0.5] * 200_000}))
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text(json.dumps({"max_items": 20, "block": 5}))
-        save_model(build("tiny", vocabulary), folder / TARGET)
+
+    torch.manual_seed(seed)
+    levels = (CODES,) * 3
+    flat = np.random.default_rng(0).choice(CODES**3, ITEMS, replace=False)
+    toy_bundle.write_bundle(
+        path,
+        toy_bundle.items_table(
+            [f"B{i:04d}" for i in range(ITEMS)],
+            [f"Thing no. {i}" for i in range(ITEMS)],
+            price=[float(i % 100) for i in range(ITEMS)],
+            tags=[["tag"]] * ITEMS,
+        ),
+        np.stack(np.unravel_index(flat, levels), axis=1).astype(np.int32),
+        levels,
+        target=build("tiny", Vocabulary.from_levels(levels)),
+        prompts='{"max_items": 20, "block": 5}',
+        extra=with_figures,
+    )
 
 
 def some_item(rng: random.Random) -> str:

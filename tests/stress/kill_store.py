@@ -2,7 +2,6 @@
 
     python tests/stress/kill_store.py --kills 200
     python tests/stress/kill_store.py --kills 100 --store postgresql://localhost/scratch
-    python tests/stress/kill_store.py --kills 0 --erase-among 1000000
 
 The kinds of rounds take turns; after each kill the next round continues with the same files:
 
@@ -13,9 +12,7 @@ The kinds of rounds take turns; after each kill the next round continues with th
   another user. Left is the id of an erased user in the bytes of the file or its log after the next
   start.
 
-With `--store`, there are only rounds of events, in a store whose contents do not matter. With
-`--erase-among N`, a SQLite store gets N events, and users are erased one after another: printed are
-the times of the answer and of an append after it, and how many ids are left in the bytes.
+With `--store`, there are only rounds of events, in a store whose contents do not matter.
 """
 
 from __future__ import annotations
@@ -26,22 +23,17 @@ import os
 import random
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from harness import Killer, Report, event, events_of, run_rounds
+from harness import Killer, Report, events_of, run_rounds
 
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import content_digest
-from recsys.serving.stores.schema import EVENT_COLUMNS
 from recsys.serving.stores.store import Store
 
 WRITERS, BATCH = 16, 3
-USERS, ERASED = 100_000, 20
 KILLER = Killer((), ())  # by time only: threads write
 
 
@@ -156,65 +148,18 @@ def count_ids(file: Path, users: list[str]) -> int:
     return sum(user.encode() in content for user in users)
 
 
-async def erase_among(file: Path, events: int) -> None:
-    """Fill a store with so many events, erase users, and print the times."""
-    opened = open_store(file)
-    draw = random.Random(0)
-    users = [f"{draw.getrandbits(64):016x}" for _ in range(USERS)]
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for n in range(events):
-            yield {
-                **dict.fromkeys(EVENT_COLUMNS),
-                "event_id": f"event-{n}",
-                "user_id": draw.choice(users),
-                "item_id": f"item-{draw.randrange(20_000)}",
-                "type": "view",
-                "time_ms": n,
-                "digest": content_digest(n),
-            }
-
-    with opened.database.bulk("BEGIN") as connection:
-        opened.database.insert_events(connection, [*rows()])
-        connection.exec_driver_sql("COMMIT")
-    size = file.stat().st_size
-    print(f"{events:,} events of {USERS:,} users, {size / 1e6:.0f} MB; {ERASED} erasures in a row")
-    times: dict[str, list[float]] = {"erasure": [], "append after it": []}
-    for n, user in enumerate(users[:ERASED]):
-        start = time.perf_counter()
-        await opened.history.erase(user)
-        answered = time.perf_counter()
-        await opened.history.append([event(f"new-{n}", "new")])
-        times["erasure"].append(answered - start)
-        times["append after it"].append(time.perf_counter() - answered)
-    last = time.perf_counter()
-    for name, seconds in times.items():
-        middle = sorted(seconds)[len(seconds) // 2]
-        print(f"{name}: median {1e3 * middle:.0f} ms, longest {1e3 * max(seconds):.0f} ms")
-    left = count_ids(file, users[:ERASED])
-    while opened.database._may_have_left:
-        await asyncio.sleep(0.05)
-    after = count_ids(file, users[:ERASED])
-    print(f"ids left in the bytes: {left} after the last answer, ", end="")
-    print(f"{after} after {time.perf_counter() - last:.1f} s more")
-    opened.close()
-
-
 def main() -> int:
     """Run the rounds; 1 if anything was lost or left."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200, help="rounds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", help="path or URL: rounds of events in this store only")
-    parser.add_argument("--erase-among", type=int, metavar="N", help="events of the large store")
     options = parser.parse_args()
     random.seed(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         kinds: dict[str, Any] = {"events": Events(options.store or f"{folder}/events.db")}
         if options.store is None:
             kinds["erasures"] = Erasures(Path(folder))
-        if options.erase_among:
-            asyncio.run(erase_among(Path(folder) / "large.db", options.erase_among))
         return run_rounds(kinds, options.kills)
 
 

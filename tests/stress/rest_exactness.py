@@ -34,16 +34,18 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pyarrow as pa
 import torch
 import transformers
 import uvicorn
 
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, DRAFT, PROMPTS, RETRIEVAL, TARGET
-from recsys.catalog import Catalog
+sys.path.append(str(Path(__file__).parents[1] / "suites"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import toy_bundle
+
+from recsys.bundle import TARGET
 from recsys.interactions import Histories
-from recsys.models.checkpoint import build, save_model
+from recsys.models.checkpoint import build
 from recsys.retrieval import ItemItem, Reranker, Retrieval
 from recsys.serving.app import create_app
 from recsys.serving.settings import ServingSettings
@@ -73,14 +75,10 @@ def write_bundle(path: Path, seed: int) -> list[Item]:
         }
         for i in range(count)
     ]
-    table = pa.table(
-        {
-            "item_id": [item["item_id"] for item in items],
-            "title": [f"Thing {i}" for i in range(count)],
-            "text": [""] * count,
-            "color": [item["color"] for item in items],
-            "price": [item["price"] for item in items],
-        }
+    table = toy_bundle.items_table(
+        [item["item_id"] for item in items],
+        color=[item["color"] for item in items],
+        price=[item["price"] for item in items],
     )
     vocabulary = Vocabulary.from_levels(LEVELS)
     torch.manual_seed(seed)
@@ -90,20 +88,11 @@ def write_bundle(path: Path, seed: int) -> list[Item]:
         weight.data.mul_(3)  # so peaked that scores rarely tie
     walks = Histories.of(rng.integers(0, count, (100, 6)).tolist())
     counts = np.bincount(walks.items, minlength=count).astype(float)
-    retrieval = Retrieval(
-        ItemItem.count(walks, count),
-        counts,
-        reranker=RERANKER,
-    )
-    with write_artifact(path, "bundle") as folder:
-        (folder / CATALOG).mkdir()
-        (folder / RETRIEVAL).mkdir()
-        Catalog(table, codes.astype(np.int32)).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text(json.dumps({"max_items": WINDOW, "block": 1}))
-        save_model(target, folder / TARGET)
-        save_model(draft, folder / DRAFT)
-        retrieval.save(folder / RETRIEVAL)
+    toy_bundle.write_bundle(
+        path, table, codes.astype(np.int32), LEVELS, target=target, draft=draft,
+        retrieval=Retrieval(ItemItem.count(walks, count), counts, reranker=RERANKER),
+        prompts=json.dumps({"max_items": WINDOW, "block": 1}),
+    )  # fmt: skip
     return items
 
 

@@ -14,8 +14,7 @@ start of each minute, in rotation:
 - disk full: the file system of the store has no byte left (where no tmpfs may be mounted, with
   SQLite: the server may not write to files, by RLIMIT_FSIZE);
 - alias swap: the alias `champion` gets the other bundle;
-- upserts: items are added, replaced and removed without a pause;
-- slow clients: 100 connections from another address send a byte of a body now and then.
+- upserts: items are added, replaced and removed without a pause.
 
 Whatever is not acknowledged is sent again until it is. When the service has stopped, each answer is
 compared, bit for bit, with that of the library alone: the same bundle, history and items. If an
@@ -70,7 +69,7 @@ async def soak(options: argparse.Namespace, place: Place, folder: Path) -> dict[
             await asyncio.gather(*map(load.record, load.users, seeds))
             await load.peak(PEAK_S / 2)  # warm up
             peak = await load.peak(PEAK_S)
-            rate = options.share * peak
+            rate = SHARE * peak
             print(f"peak {peak:.0f}/s, load {rate:.0f}/s, {place}", flush=True)
             count = round(60 * options.minutes / options.every)
             loading = asyncio.create_task(load.open(rate, count * options.every))
@@ -163,7 +162,6 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every", type=float, default=60.0, help="seconds of a minute, for trials")
-    parser.add_argument("--share", type=float, default=SHARE, help="of the peak")
     parser.add_argument("--store", choices=("postgres", "sqlite"), default="postgres")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as name:

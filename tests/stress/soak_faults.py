@@ -154,33 +154,6 @@ def placed_items(items: list[dict[str, Any]], answer: Any) -> list[dict[str, Any
     ]
 
 
-async def send_slowly(load: Any, place: Place) -> None:
-    """Bodies at a few bytes a second, from another address."""
-
-    async def one() -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(
-                    load.server.host, load.server.port, local_addr=("127.0.0.2", 0)
-                )
-                writer.write(
-                    f"POST {RECOMMEND} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n"
-                    "Content-Type: application/json\r\n\r\n".encode()
-                    + b" " * 100_000
-                )
-                while not reader.at_eof():
-                    writer.write(b" ")
-                    await writer.drain()
-                    await asyncio.sleep(0.2)
-            await asyncio.sleep(0.05)
-
-    slow = [asyncio.create_task(one()) for _ in range(100)]
-    await asyncio.sleep(2 * FAULT_S)
-    for task in slow:
-        task.cancel()
-    await asyncio.gather(*slow, return_exceptions=True)
-
-
 def faults(place: Place) -> dict[str, Fault]:
     """The faults that this machine and this store can have."""
     found: dict[str, Fault] = {"store locked": lock_store}
@@ -188,7 +161,7 @@ def faults(place: Place) -> dict[str, Fault]:
         found["database killed"] = kill_database
     if place.mounted or place.postgres is None:
         found["disk full"] = fill_disk
-    return {**found, "alias swap": swap, "upserts": upsert, "slow clients": send_slowly}
+    return {**found, "alias swap": swap, "upserts": upsert}
 
 
 @contextlib.contextmanager

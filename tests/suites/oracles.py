@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import select
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,16 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("llama", "llama-gqa", "mistral-window", "qwen3", "qwen3-mixed-window", "phi3")
 PATIENCE_S = 600  # what tests wait at most for what must come: a guard against a hang, no more
 EPSILON = float(np.finfo(np.float32).eps)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process ends, which a busy machine may let a killed one do some time later."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(handle):
+        return bool(select.select([handle], [], [], PATIENCE_S)[0])
 
 
 def tiny_model(

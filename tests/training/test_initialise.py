@@ -35,6 +35,17 @@ def test_every_level_is_centred_and_has_the_asked_spread():
         assert made.mean(axis=0) == pytest.approx(0, abs=1e-6)
 
 
+def test_wide_centroids_keep_their_leading_axes():
+    # All the variance is in two of 40 dimensions, so two dimensions are enough to keep distances.
+    rng = np.random.default_rng(0)
+    plane = np.linalg.qr(rng.normal(size=(40, 2)))[0]
+    centroids = rng.normal(size=(1, 12, 2)) @ plane.T
+    (made,) = centroid_embeddings(centroids, (12,), 2, 1.0)
+    assert_allclose(
+        pdist(made) / pdist(centroids[0]), (pdist(made) / pdist(centroids[0]))[0], rtol=1e-4
+    )
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_only_the_rows_of_semantic_tokens_change(tied):
     vocabulary = Vocabulary.from_levels([5, 3])

@@ -32,6 +32,13 @@ def test_new_tokens_are_a_contiguous_range_and_old_rows_stay(tmp_path, tied, wri
     assert tokenizer.decode(vocabulary.prefix[1:]) == "the customer"
 
 
+def test_spare_embedding_rows_do_not_move_token_ids(tmp_path, write_base):
+    words = write_base(tmp_path, rows=400)
+    model, _, vocabulary = load_base(tmp_path, [3], "x")
+    assert vocabulary.level_offsets == (words,)
+    assert model.get_input_embeddings().num_embeddings == 400
+
+
 def test_a_tokenizer_that_knows_semantic_tokens_is_refused(tmp_path, write_base):
     write_base(tmp_path, extra=["<a_0>"])
     with pytest.raises(ConfigError, match="<a_0>"):

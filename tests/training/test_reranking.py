@@ -61,6 +61,17 @@ def test_ranks_count_the_candidates_before_the_next_item():
     assert ranks_by(found, by_popularity.score(values, items >= 0)).tolist() == [1, 3, MISSED]
 
 
+def test_users_are_ranked_by_what_was_fitted_on_others():
+    found = make({"content": 1.0}, users=30)
+    ranks = cross_fit(found, SHAPE)
+    fold = np.random.default_rng(0).permutation(30) % reranking.FOLDS
+    for number in range(reranking.FOLDS):
+        own = found.take(np.flatnonzero(fold == number))
+        others = fit(found.take(np.flatnonzero(fold != number)), SHAPE)
+        expected = ranks_by(own, others.score(own.values, own.there))
+        assert ranks[fold == number].tolist() == expected.tolist()
+
+
 def test_a_part_that_ranks_better_alone_is_served():
     found = make({MODEL: 3.0}, users=60)
     noise = np.random.default_rng(1)

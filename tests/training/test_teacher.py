@@ -188,6 +188,15 @@ def test_prompts_are_prefixes_of_histories_and_whole_ones():
     assert seen == [([3], 1), ([7], 8), ([3, 1], 2), ([7, 8], -1)]
 
 
+def test_dropped_items_leave_the_last_one_and_what_follows():
+    histories = Histories.of([list(range(50))])
+    prompts = Prompts.sample(histories, 0, seed=0, item_dropout=0.5)
+    for history, item in pairs_of(prompts):
+        assert history == sorted(set(history))
+        assert item in (history[-1] + 1, -1)
+    assert prompts.histories.lengths.sum() == pytest.approx(50 * 51 / 4, rel=0.1)
+
+
 SECTION = {"beams": 4, "histories": 90, "shard": 20, "batch": 8}
 
 

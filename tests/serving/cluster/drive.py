@@ -122,7 +122,13 @@ class Cluster:
 
     def __init__(self, bundles, scratch):
         self.config = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text())
-        self.config["http_options"] = {"host": "127.0.0.1", "port": free_port()}
+        # Ray's proxies share their port (SO_REUSEPORT); no other program gets the one that we hold.
+        self.held = socket.socket()
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.held.bind(("127.0.0.1", 0))
+        self.config["http_options"] = dict(
+            zip(("host", "port"), self.held.getsockname(), strict=True)
+        )
         (application,) = self.config["applications"]
         application["args"] = {
             "serve": {
@@ -158,12 +164,6 @@ class Cluster:
             time.sleep(0.2)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def answers(client, right):
     bodies = map(right.body, range(len(right.histories)))
     asked = (client.post("/v1/recommendations", json=body) for body in bodies)
@@ -175,15 +175,16 @@ async def drive(cluster, right):
 
     saw: dict[str, Any] = {}
     async with httpx.AsyncClient(base_url=cluster.url, timeout=PATIENCE_S) as client:
-        saw["processes"] = sorted(await processes(client))
+        saw["processes"] = await both(client)
         saw["answers"] = await answers(client, right)
 
         handle, homes = Handle(serve.get_deployment_handle(REPLICAS, APPLICATION)), []
         scope = {"type": "http", "method": "GET", "path": "/health/live"}
         call = Call.of({**scope, "query_string": b"", "headers": []}, b"")
         # On a busy machine Ray passes a replica that does not say in time how busy it is.
-        while len(homes) < 2 or (homes[-1] != homes[-2] and len(homes) < 50):
-            homes.append([(await handle.ask(call, f"user-{n}")).replica for n in range(12)])
+        async with asyncio.timeout(PATIENCE_S):
+            while len(homes) < 2 or homes[-1] != homes[-2]:
+                homes.append([(await handle.ask(call, f"user-{n}")).replica for n in range(12)])
         saw["homes"] = homes[-2:]
 
         new = {"item_id": "B9999", "title": "New"}
@@ -220,7 +221,7 @@ async def drive(cluster, right):
 def batch(bundles, scratch, k):
     """Whether both engines write the same bytes, by part."""
     job = Job(bundles / "one", scratch / "users.parquet", None, {"k": k}, part_rows=5)
-    score(job, scratch / "ray", engine="ray", workers=2)
+    score(job, scratch / "ray", engine="ray")
     parts = sorted((scratch / "local").glob("part-*.parquet"))
     return [part.read_bytes() == (scratch / "ray" / part.name).read_bytes() for part in parts]
 
