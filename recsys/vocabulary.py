@@ -89,10 +89,6 @@ class Vocabulary:
             )
         return np.asarray(codes + np.asarray(self.level_offsets))
 
-    def decode(self, tokens: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Map (..., L) token ids to (..., L) codes; the inverse of `encode`."""
-        return np.asarray(np.asarray(tokens, np.int64) - np.asarray(self.level_offsets))
-
     def save(self, folder: Path) -> None:
         """Write `vocabulary.json`."""
         (folder / FILE).write_text(json.dumps(self.__dict__, indent=2) + "\n", encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,18 +28,12 @@ class FilterStats:
     Attributes:
         hits: masks that were in the cache.
         misses: masks that had to be computed.
-        evictions: masks that were dropped to make room.
-        entries: masks in the cache now.
-        bytes: size of these masks.
-        seconds: time spent on computing masks.
+        bytes: size of the masks that are in the cache now.
     """
 
     hits: int = 0
     misses: int = 0
-    evictions: int = 0
-    entries: int = 0
     bytes: int = 0
-    seconds: float = 0.0
 
 
 class FilterCache:
@@ -113,24 +106,13 @@ class FilterCache:
                 self._kept.move_to_end(key)
                 self._stats = replace(self._stats, hits=self._stats.hits + 1)
                 return cached
-        start = time.perf_counter()
         made = make(request.evaluate(self.attributes))
-        seconds = time.perf_counter() - start
         with self._lock:
             # Another thread may have been faster; then all threads share its result.
             cached_now = self._kept.setdefault(key, made)
             self._kept.move_to_end(key)
-            size, evictions = self._stats.bytes, self._stats.evictions
-            size += made.nbytes if cached_now is made else 0
+            size = self._stats.bytes + (made.nbytes if cached_now is made else 0)
             while size > self._max_bytes:
                 size -= self._kept.popitem(last=False)[1].nbytes
-                evictions += 1
-            self._stats = FilterStats(
-                self._stats.hits,
-                self._stats.misses + 1,
-                evictions,
-                len(self._kept),
-                size,
-                self._stats.seconds + seconds,
-            )
+            self._stats = FilterStats(self._stats.hits, self._stats.misses + 1, size)
             return cached_now if isinstance(cached_now, kind) else made

@@ -60,16 +60,6 @@ class _Clause:
         """JSON that is equal for equal clauses."""
         return _text([self.key, self.test, self.values])
 
-    def expression(self) -> dict[str, Any]:
-        value: Any = list(self.values)
-        if self.test == "range":
-            value = dict(self.values)
-        elif self.test == "exists":
-            (value,) = self.values
-        elif len(self.values) == 1:
-            return {"key": self.key, "match": self.values[0]}
-        return {"key": self.key, self.test: value}
-
     def bound(self, attributes: Attributes) -> Test:
         """The clause as a test of items; FilterError if no such column or kind exists."""
         try:
@@ -111,14 +101,6 @@ class _Group:
             if (parts := getattr(self, name))
         )
         return "{" + ",".join(groups) + "}"
-
-    def expression(self) -> dict[str, Any]:
-        clauses = {}
-        for name in _GROUPS:
-            parts = {part.canonical: part for part in getattr(self, name)}
-            if parts:
-                clauses[name] = [parts[text].expression() for text in sorted(parts)]
-        return clauses
 
     def bound(self, attributes: Attributes) -> Test:
         """As `_Clause.bound`."""
@@ -172,11 +154,6 @@ class ItemFilter:
         parser = _Parser()
         root = parser.group(expression, at, 1)
         return cls(root.canonical, root, parser.size)
-
-    @property
-    def expression(self) -> dict[str, Any]:
-        """The JSON expression of the filter in canonical form: sorted, without repetition."""
-        return self._root.expression()
 
     def __and__(self, other: ItemFilter) -> ItemFilter:
         """What both let pass; the limits of `parse` are for each of them alone."""

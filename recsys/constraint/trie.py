@@ -145,13 +145,6 @@ class ItemTrie:
         return np.flatnonzero(np.diff(self.row_item_start) > 1)
 
     @cached_property
-    def token(self) -> NDArray[np.int32]:
-        """(S,) token that leads into each state; -1 for the root."""
-        token: NDArray[np.int32] = self.alphabet.astype(np.int32)[self.symbol]
-        token[0] = -1
-        return token
-
-    @cached_property
     def row_start(self) -> NDArray[np.int32]:
         """(S,) first row of each state."""
         return np.concatenate([self.inner_start, np.arange(self.num_rows, dtype=np.int32)])

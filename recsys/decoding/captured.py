@@ -48,9 +48,6 @@ class DecodeGraphStatistics:
 
     Attributes:
         graphs: captured shapes.
-        bytes: size of inputs, outputs and masks, which all graphs share, and of what each graph
-            leaves for patch passes. On a GPU, temporaries come from the memory pool of the captured
-            passes, and the driver keeps each graph's kernels. The catalog is not counted.
         replays: decodes that ran as one graph.
         patched: those of them that patch passes followed, because a draft was not accepted.
         fallbacks: decodes that did not, by reason: `catalog`, the present one has no room in the
@@ -62,7 +59,6 @@ class DecodeGraphStatistics:
     """
 
     graphs: int
-    bytes: int
     replays: int
     patched: int
     fallbacks: dict[str, int]
@@ -132,7 +128,7 @@ class DecodeGraphs:
         source = self._trie.source
         self._widths = [source.width(depth, num_beams) for depth in range(1, source.num_levels + 1)]
         self._graphs: dict[DecodeShape, DecodeGraph] = {}
-        self._bytes = self._replays = self._patched = 0
+        self._replays = self._patched = 0
         self._fallbacks = Counter[str]()
 
     @torch.inference_mode()
@@ -172,8 +168,7 @@ class DecodeGraphs:
             self._graphs[shape] = self._capture(shape, fixed, output)
         for pool in pools:  # the examples may have left values that are not finite
             pool.storage.values.zero_()
-        left = sum(graph.left.bytes for graph in self._graphs.values() if graph.left is not None)
-        self.shapes, self._bytes = ordered, inputs.nbytes + output.nbytes + left
+        self.shapes = ordered
 
     def run(self, search: Search, num_beams: int) -> Beams | None:
         """The answer of `beam_search`, by one graph; None if no graph can run this decode.
@@ -195,7 +190,6 @@ class DecodeGraphs:
         """Sizes now and counts since this object was made."""
         return DecodeGraphStatistics(
             graphs=len(self._graphs),
-            bytes=self._bytes + self._inputs.masks.flags.nbytes,
             replays=self._replays,
             patched=self._patched,
             fallbacks=dict(self._fallbacks),

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
-from torch.utils._pytree import tree_leaves
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
@@ -199,13 +198,6 @@ class Verification:
         other, other.table = copy(self), copy(self.table)
         other.table.tree = tree
         return other
-
-    @property
-    def bytes(self) -> int:
-        """Size of the tensors, and of those of the tree."""
-        owners = (self, self.table, self.table.tree)
-        leaves = tree_leaves([list(vars(owner).values()) for owner in owners])
-        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
     def found(self) -> dict[str, torch.Tensor]:
         """What the host needs after a pass, (b, ...) each; once, the draft's too."""

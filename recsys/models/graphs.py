@@ -104,20 +104,14 @@ class GraphStatistics:
 
     Attributes:
         graphs: captured shapes.
-        bytes: size of the storage and of all static tensors. On a GPU the graphs also share a
-            memory pool for temporaries, about the size of the largest graph's.
         replays: passes that ran as graphs.
         fallbacks: passes that did not, by reason: `cache`, the decode did not have the storage;
             `shape`, no captured shape fits.
-        refused: decodes that did not get the storage, by reason: `busy`, another decode had it;
-            `size`, it has too few requests or slots.
     """
 
     graphs: int
-    bytes: int
     replays: int
     fallbacks: dict[str, int]
-    refused: dict[str, int]
 
 
 Run = Callable[[], object]
@@ -209,7 +203,6 @@ class PinnedPool(CachePool):
         shape = (layers, 2, batch * self.slots, heads, size)
         self.storage = Storage(torch.zeros(shape, dtype=dtype, device=device))
         self.pinned: SlotCache | None = None
-        self.refused: Counter[str] = Counter()
 
     @contextmanager
     def lend(self, batch: int, prompt: int, nodes: int) -> Iterator[SlotCache]:
@@ -222,8 +215,6 @@ class PinnedPool(CachePool):
                 storage = self.storage.clean()
                 mine = SlotCache(storage, batch, prompt, self.slots - first_node)
                 self.pinned, self.lent = mine, self.lent + 1
-            else:
-                self.refused["busy" if fits else "size"] += 1
         if mine is None:
             with super().lend(batch, prompt, nodes) as cache:
                 yield cache
@@ -280,11 +271,6 @@ class PassGraph:
     def tokens(self) -> int:
         """Tokens that a replay runs."""
         return self.shape.tokens
-
-    @property
-    def bytes(self) -> int:
-        """Size of the static tensors, without the logits, which shapes share."""
-        return sum(t.nbytes for t in (self._inputs, self._rows, *self._masks.values()))
 
     def __call__(
         self,
@@ -345,7 +331,6 @@ class PassGraphs:
         )
         self._graphs: list[PassGraph] = []
         self._found: dict[PassShape, PassGraph | None] = {}
-        self._logits_bytes = 0
         self._replays, self._fallbacks = 0, Counter[str]()
         self._paused = False
         self._lock = threading.Lock()
@@ -399,7 +384,6 @@ class PassGraphs:
         with self._lock:
             self._graphs = sorted([*self._graphs, *captured], key=lambda g: _size(g.shape))
             self._found = {}
-            self._logits_bytes += logits.nbytes
 
     def find(
         self, tokens: torch.Tensor, cache: SlotCache, view: int, rows: torch.Tensor | None
@@ -440,12 +424,8 @@ class PassGraphs:
         with self._lock:
             return GraphStatistics(
                 graphs=len(self._graphs),
-                bytes=self.pool.storage.values.nbytes
-                + self._logits_bytes
-                + sum(graph.bytes for graph in self._graphs),
                 replays=self._replays,
                 fallbacks=dict(self._fallbacks),
-                refused=dict(self.pool.refused),
             )
 
 

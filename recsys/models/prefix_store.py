@@ -34,31 +34,6 @@ _TOKEN = np.dtype(np.int64)
 _WIDEST = torch.complex128  # 16 bytes, which copies move as they are
 
 
-@dataclass(frozen=True)
-class PrefixStatistics:
-    """Sizes of a `PrefixStore` now, and counts since it was made.
-
-    Attributes:
-        blocks: blocks of the pool.
-        used: blocks in use.
-        free: blocks that hold nothing.
-        pinned: prefixes held by hits that have not been released.
-        bytes: size of the pool, used or not.
-        hits: prompt tokens that lookups found.
-        misses: prompt tokens that lookups did not find and that had to be computed.
-        evictions: blocks that were evicted to make room.
-    """
-
-    blocks: int
-    used: int
-    free: int
-    pinned: int
-    bytes: int
-    hits: int
-    misses: int
-    evictions: int
-
-
 @dataclass(eq=False, slots=True)
 class Block:
     """A node of the radix tree: a block of the pool, or the root of a version.
@@ -119,12 +94,10 @@ class Hit:
     Attributes:
         cached: (B,) int64 leading tokens of each prompt that the store holds.
         paths: blocks of each prompt's prefix.
-        held: number of prefixes that are not empty.
     """
 
     def __init__(self, store: PrefixStore, paths: list[list[Block]]) -> None:
         self.store, self.paths, self.released = store, paths, False
-        self.held = sum(bool(path) for path in paths)
         self.cached = np.array([len(path) for path in paths], dtype=np.int64) * store.block
 
     def places(self, slots: int) -> NDArray[np.int64]:
@@ -215,27 +188,16 @@ class PrefixStore:
         self._order: OrderedDict[Block, None] = OrderedDict()
         self._free = list(range(self.blocks))[::-1]
         self._unchecked: tuple[list[tuple[Block, int]], Finite] | None = None
-        self._pinned = self._hits = self._misses = self._evictions = 0
 
     @property
-    def pinned(self) -> int:
-        """Prefixes held by live hits; 0 when nothing runs, unless a hit was not released."""
-        with self._lock:
-            return self._pinned
+    def used(self) -> int:
+        """Blocks that hold something."""
+        return self.blocks - len(self._free)
 
-    def statistics(self) -> PrefixStatistics:
-        """Sizes now and counts since the store was made."""
-        with self._lock:
-            return PrefixStatistics(
-                blocks=self.blocks,
-                used=self.blocks - len(self._free),
-                free=len(self._free),
-                pinned=self._pinned,
-                bytes=self._pool.nbytes,
-                hits=self._hits,
-                misses=self._misses,
-                evictions=self._evictions,
-            )
+    @property
+    def held(self) -> int:
+        """Blocks held by live hits; 0 when nothing runs, unless a hit was not released."""
+        return self.used - len(self._order)
 
     def lookup(self, version: str, tokens: ArrayLike, lengths: ArrayLike) -> Hit:
         """Find and hold the longest stored prefix of each of (B, T) right-padded prompts.
@@ -244,15 +206,11 @@ class PrefixStore:
         Prefixes of another version of the model never match. Release the result, preferably by
         `with`. ValueError if `tokens` and (B,) `lengths` do not fit together.
         """
-        prompts, sizes = self._split(tokens, lengths, last=False)
+        prompts, _ = self._split(tokens, lengths, last=False)
         with self._lock:
             hit = Hit(self, self._find(version, prompts))
             for path in hit.paths:
                 self._hold(path)
-            self._pinned += hit.held
-            cached = int(hit.cached.sum())
-            self._hits += cached
-            self._misses += sum(sizes) - cached
         return hit
 
     def release(self, hit: Hit) -> None:
@@ -260,12 +218,11 @@ class PrefixStore:
         with self._lock:
             if not hit.released:
                 hit.released = True
-                self._pinned -= hit.held
                 for path in hit.paths:
                     self._release(path)
 
     def known(self, version: str, tokens: ArrayLike, lengths: ArrayLike) -> NDArray[np.int64]:
-        """(B,) tokens that `lookup` would find; nothing is held, counted or marked as used."""
+        """(B,) tokens that `lookup` would find; nothing is held or marked as used."""
         prompts, _ = self._split(tokens, lengths, last=False)
         with self._lock:
             paths = self._find(version, prompts)
@@ -290,7 +247,7 @@ class PrefixStore:
                 "the hit is not held by this store; load it inside `with store.lookup(...)`"
             )
         flat = self._flat(cache, len(hit.cached), int(hit.cached.max(initial=0)))
-        if hit.held:
+        if any(hit.paths):
             self._copy(self._send(hit.places(cache.shape[3]), upload), flat)
 
     def read(self, positions: torch.Tensor, cache: torch.Tensor) -> None:
@@ -340,7 +297,6 @@ class PrefixStore:
                     for part in prompt[len(path) :]:
                         if not self._free and self._order:  # evict the least recently used block
                             self._remove(next(iter(self._order)))
-                            self._evictions += 1
                         if not self._free:
                             break
                         block = (path[-1] if path else root).add(self._free.pop(), part)

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from recsys.native.library import find_library
-
 # Causal LMs of transformers that differ only in what `NativeDecoder` reads from their modules.
 COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3"))
 # A packed copy of larger models could exhaust the memory; torch runs them from one copy.
@@ -79,11 +77,6 @@ def _has_biases_in_part(layer: Any) -> bool:
 
 def _is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def runs_natively(model: Any) -> bool:
-    """Whether the library runs the passes of `model`."""
-    return not isinstance(find_library(), str) and reason_against(model) is None
 
 
 def _memory() -> int:

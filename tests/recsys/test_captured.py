@@ -135,7 +135,7 @@ def test_a_decode_that_fails_leaves_nothing_behind(monkeypatch):
         patch.setattr(model.prefixes, "insert", broken)
         with pytest.raises(KeyboardInterrupt):
             decodes.run(Search.of([[1, 2, 3, 4, 5]], model, TRIE), K)
-    assert model.pool.lent == model.prefixes.pinned == model.prefixes.statistics().used == 0
+    assert model.pool.lent == model.prefixes.held == model.prefixes.used == 0
     for cached in (0, 4):
         found = decodes.run(Search.of([[1, 2, 3, 4, 5]], model, TRIE), K)
         same(found, beam_search(weights, [[1, 2, 3, 4, 5]], TRIE, K))

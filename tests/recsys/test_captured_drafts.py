@@ -201,7 +201,7 @@ class TestDrafts(CapturedSuite):
                 found = decodes.run(Search.of(prompts, model, TRIE), K)
                 same(found, beam_search(weights, prompts, TRIE, K))
         assert drafting.prefixes.known("", np.array(mixed[1:2]), [9]).tolist() == [4]
-        assert model.pool.lent == model.prefixes.pinned == drafting.prefixes.pinned == 0
+        assert model.pool.lent == model.prefixes.held == drafting.prefixes.held == 0
 
     def test_patch_passes_that_are_not_finite_are_reported(self, recorded):
         """Only a token of a beam that was not drafted is broken, so that the graph saw none."""

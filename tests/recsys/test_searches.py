@@ -170,5 +170,5 @@ class TestPlannedEngine(SearchSuite):
         engine.decode(request, num_beams, mode="planned")
         found = engine.decode(request, num_beams, mode="planned").beams
         for side in (engine.target, engine.draft):
-            assert side.pool.lent == side.prefixes.pinned == 0
+            assert side.pool.lent == side.prefixes.held == 0
         return found

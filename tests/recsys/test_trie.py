@@ -45,7 +45,7 @@ def reachable(trie: ItemTrie, excluded=None, allowed=None) -> set[tuple[int, ...
 def test_the_drawn_trie_has_the_drawn_numbers():
     trie = ItemTrie.build(DRAWN)
     assert trie.rows.tolist() == [[5, 3], [5, 7], [9, 1]]
-    assert trie.token.tolist() == [-1, 5, 9, 3, 7, 1]
+    assert trie.alphabet[trie.symbol[1:]].tolist() == [5, 9, 3, 7, 1]
     assert trie.first_child.tolist() == [1, 3, 5, 6]
     assert trie.row_start.tolist() == [0, 0, 2, 0, 1, 2]
     assert trie.row_stop.tolist() == [3, 2, 3, 1, 2, 3]
@@ -117,7 +117,7 @@ def test_an_item_takes_at_most_forty_bytes(levels, codes):
 def test_tokens_beyond_any_table_are_found_too():
     tokens = np.array([[2**31 - 1, 5], [2**30, 2**31 - 2], [2**30, 7]])
     trie = ItemTrie.build(tokens)
-    assert trie.token.tolist() == [-1, 2**30, 2**31 - 1, 7, 2**31 - 2, 5]
+    assert trie.alphabet[trie.symbol[1:]].tolist() == [2**30, 2**31 - 1, 7, 2**31 - 2, 5]
     assert trie.rows.tolist() == sorted(tokens.tolist())
     with pytest.raises(ValueError, match="item 1 has token 2147483648 at level 2"):
         ItemTrie.build([[1, 2], [3, 2**31]])

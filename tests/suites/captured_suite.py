@@ -189,7 +189,7 @@ class CapturedSuite:
         assert cached >= {0, 4, 8, 12}
         self.check_statistics(kind, told)
         for model in models:
-            assert model.pool.lent == model.prefixes.pinned == 0
+            assert model.pool.lent == model.prefixes.held == 0
 
     @pytest.mark.gpu
     @pytest.mark.usefixtures("gpu")
@@ -295,7 +295,7 @@ class CapturedSuite:
             assert caught.value.requests == (1, 2)
             same(decodes.run(Search.of(clean, models[0], TRIE), K), expected)
         assert models[0].prefixes.known("", np.array(mixed[1:2]), [9]).tolist() == [4]
-        assert all(model.pool.lent == model.prefixes.pinned == 0 for model in models)
+        assert all(model.pool.lent == model.prefixes.held == 0 for model in models)
 
     @classmethod
     def engine(cls, weights: Any) -> Engine:

@@ -148,7 +148,7 @@ def slow_align(batch, log_q, beam_steps, top_k, rule):
                     whole = log_q(row, prefix)
                     above = 0 if level == 0 else int(batch.states[row, level - 1, node])
                     below = range(TRIE.first_child[above], TRIE.first_child[above + 1])
-                    raw = np.array([whole[TRIE.token[c]] for c in below])
+                    raw = np.array([whole[TRIE.alphabet[TRIE.symbol[c]]] for c in below])
                     if batch.level_log_probs:
                         p = renormalised(batch.level_log_probs[level][row, node])
                         raw = whole[LEVEL_TOKENS[level].numpy()]

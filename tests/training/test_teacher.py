@@ -102,7 +102,7 @@ def test_the_log_probs_are_the_targets_at_every_node():
                 prefix = TRIE.rows[TRIE.row_start[state], :level]
                 whole = plain_log_probs(model, [*prompt, *prefix])
                 children = range(TRIE.first_child[state], TRIE.first_child[state + 1])
-                wanted = [float(whole[TRIE.token[child]]) for child in children]
+                wanted = [float(whole[TRIE.alphabet[TRIE.symbol[child]]]) for child in children]
                 assert log_p[place, node, : len(wanted)] == pytest.approx(wanted, rel=2e-3)
                 assert np.isneginf(log_p[place, node, len(wanted) :]).all()
 

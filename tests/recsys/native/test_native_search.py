@@ -100,7 +100,7 @@ def test_kept_histories_are_read_and_stored(monkeypatch):
                 patch.setattr(plain, "native_decoder", lambda search: None)
             beam_search(ready, begun, trie, 8)
             answers.append(beam_search(ready, prompts, trie, 8))
-        used.append(ready.prefixes.statistics())
+        used.append(ready.prefixes.used)
     check_equal(*answers)
     assert sum(s.cached_tokens for s in answers[0].stats) > 0
     assert used[0] == used[1]
