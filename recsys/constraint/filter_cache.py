@@ -66,7 +66,7 @@ class FilterCache:
         self._lock = threading.Lock()
         self._stats = FilterStats()
         if after is not None:
-            self._stats = replace(after.stats, entries=0, bytes=0)
+            self._stats = replace(after.stats, bytes=0)
 
     @property
     def stats(self) -> FilterStats:
