@@ -15,11 +15,11 @@ from rich.markup import escape
 from recsys.data.column_words import known_names
 from recsys.data.dialect import first_of_table
 from recsys.data.report import sentence
-from recsys.data.returns import are_returns
+from recsys.data.returns import are_cancelled, are_returns
 from recsys.errors import DataError
 from recsys.progress import say
 
-IS_RETURN = "is_return"
+MARKS = {"is_return": are_returns, "is_cancelled": are_cancelled}
 MOST_DIGITS, LOST = 10**15, ".0"  # longer numbers have lost digits, and end as floating numbers do
 DAY_AND_MONTH, FEW_DATES = re.compile(r"\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}\b"), 3
 SUFFIXES = (".xlsx", ".xlsm", ".xls", ".ods")
@@ -35,8 +35,8 @@ def read_spreadsheet(path: Path) -> pa.Table:
 
     A whole number of at most 15 digits has no decimal place, and times are ISO texts. Lines with
     fewer values above the names of the columns are no part of the table. What is not read is said
-    in the terminal. Where some sheets are called returns, a column `is_return` says so of their
-    rows.
+    in the terminal. Where some sheets are called returns, or cancelled orders, a column such as
+    `is_return` says so of their rows.
 
     Raises:
         DataError: no readable spreadsheet, or no sheet with two rows.
@@ -51,7 +51,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
 
     sheets: dict[str, list[list[str | None]]] = {}  # from the names of the columns on
     rows: list[list[str | None]] = []
-    returns: list[str | None] = []
+    marks: dict[str, list[str]] = {name: [] for name in MARKS}
     others: list[str] = []
     above: list[str] = []
     try:
@@ -78,7 +78,8 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             others.append(f"{name} ({len(sheets[name]) - 1:,} rows)")
             continue
         positions = [*range(len(names))] if names == header else [names.index(n) for n in header]
-        returns += [str(are_returns(name)).lower()] * (len(sheets[name]) - 1)
+        for column, are_so in MARKS.items():
+            marks[column] += [str(are_so(name)).lower()] * (len(sheets[name]) - 1)
         rows += [[row[position] for position in positions] for row in sheets[name][1:]]
     for description, names in (
         ("sheets with other columns", others),
@@ -90,8 +91,9 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
                 f"data: {escape(path.name)}: {description} are not read: {escape(', '.join(names))}"
             )
     columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-    if len({*returns}) > 1 and IS_RETURN not in header:
-        columns, header = [*columns, pa.array(returns, pa.string())], [*header, IS_RETURN]
+    for column, answers in marks.items():
+        if len({*answers}) > 1 and column not in header:
+            columns, header = [*columns, pa.array(answers, pa.string())], [*header, column]
     return pa.table(columns, names=header)
 
 

@@ -601,12 +601,13 @@ def test_a_summary_before_the_orders_is_not_read(run: Run, raw: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "back"),
-    [("returns", 9), ("Retouren", 9), ("Refunds 2026", 9), ("more", 0), ("sales and returns", 0)],
-)
+    ("name", "back", "cancelled"),
+    [("returns", 9, 0), ("Retouren", 9, 0), ("Refunds 2026", 9, 0), ("more", 0, 0),
+     ("sales and returns", 0, 0), ("cancelled_orders", 0, 9), ("orders annulés", 0, 9)],
+)  # fmt: skip
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_a_sheet_or_a_file_called_returns_beside_sales_holds_returns(
-    run: Run, raw: Path, name: str, back: int, is_folder: bool
+    run: Run, raw: Path, name: str, back: int, cancelled: int, is_folder: bool
 ) -> None:
     header: list[object] = ["Customer ID", "StockCode", "InvoiceDate"]
     rows = [[n % 9, f"P{n % 7}", 1_700_000_000 + 9000 * n] for n in range(189)]
@@ -619,6 +620,7 @@ def test_a_sheet_or_a_file_called_returns_beside_sales_holds_returns(
             (path / f"{sheet}.csv").write_text(text, "utf-8")
     run(path if is_folder else write_xlsx(raw / "shop.xlsx", sheets))
     assert counts(run).get("negative_events_dropped", 0) == back
+    assert counts(run).get("rows_of_cancelled_orders_dropped", 0) == cancelled
 
 
 @pytest.mark.parametrize("swapped", [True, False])

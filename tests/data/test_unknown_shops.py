@@ -714,17 +714,6 @@ def test_orders_and_their_lines_in_one_folder_are_joined(shop, raw, names, key, 
     assert found.histories.keys() == {f"c{n}" for n in range(20)}
 
 
-@pytest.mark.parametrize("name", ["cancelled_orders", "canceled", "orders_annulés"])
-def test_a_file_of_cancelled_orders_beside_sales_has_no_purchases(shop, raw, name):
-    (raw / "shop").mkdir()
-    (raw / f"shop/{name}.csv").write_text(table("user,item,timestamp", [("u1", "p99", T)] * 2))
-    found = shop(events(), file="shop/sales.csv")
-    assert found.counts["rows_of_cancelled_orders_dropped"] == 2
-    assert f"{name}.csv count as cancelled orders" in found.notes
-    assert found.data.interactions.item.size == 180
-    assert found.data.disliked is None
-
-
 REPEATED_LINES = {
     "a purchase in two files": (["Q1,z,s3,05,1,a"], ["Q1,z,s3,05,1,a"], 1, 1),
     "two equal lines in two files": (["Q1,z,s3,05,1,a"] * 2, ["Q1,z,s3,05,1,a"] * 2, 2, 2),
