@@ -111,7 +111,7 @@ class Tally:
         missing[shown] = False
         interest = Counter(
             item for (user, item), then in self._seen.items()
-            if not self._returned.has(user, item, then)
+            if catalog.find(item) >= 0 and not self._returned.has(user, item, then)
         )  # fmt: skip
         searched = [item for item, _ in interest.most_common() if _at(missing, catalog.find(item))]
         rest = (catalog.item_id(row) for row in np.flatnonzero(missing).tolist())

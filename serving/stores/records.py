@@ -192,7 +192,7 @@ class Act(NamedTuple):
         An item that a catalog `knows` keeps its id.
         """
         is_long = len(self.item) > LONG and not knows(self.item)
-        item = content_digest(self.item) if is_long else self.item
+        item = f"{hash(self.item):x}" if is_long else self.item
         user, answer = hash(self.user), self.recommendation_id
         return Act(user, item, self.type, self.time_ms, answer and hash(answer))
 
