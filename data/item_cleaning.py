@@ -393,7 +393,8 @@ class ItemFields:
             return []
         values = _merged(pa.concat_tables(parts)).group_by("item", use_threads=False)
         counts = values.aggregate([("value", "count")])
-        return counts["item"].filter(pc.greater(counts["value_count"], 1)).to_pylist()
+        items: list[str] = counts["item"].filter(pc.greater(counts["value_count"], 1)).to_pylist()
+        return items
 
     def of(self, ids: pa.Array) -> dict[str, pa.Array]:
         """Field -> the value of each item; null where the events have none."""

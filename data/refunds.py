@@ -43,8 +43,8 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
     }
     if chosen.get("taken_back") == NO_COLUMN:
         return refund_roles
-    if marks := lines_of_returns(sample, chosen):
-        return refund_roles | marks
+    if lines := lines_of_returns(sample, chosen):
+        return refund_roles | lines
     counted = "quantity" in roles and not is_taken_back(roles["quantity"].column)
     marks = [role for role in refund_roles if re.fullmatch(r"taken_back( \d+)?", role)]
     for role in marks if chosen.get("taken_back") is None else ():
