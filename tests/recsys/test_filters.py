@@ -268,8 +268,11 @@ def test_the_cache_keeps_what_was_used_last_within_its_bytes(cache):
     assert stats.bytes == 3 * mask.nbytes
     for year in range(3):
         cache.mask(clause("year", match=year))
-    assert cache.mask(first) is mask  # the second was used longer ago
+    assert cache.mask(first) is mask
     assert cache.stats.bytes <= 5 * 40 < cache.stats.bytes + mask.nbytes
+    assert cache.stats.misses == 6
+    cache.mask(second)  # which was used longest ago
+    assert cache.stats.misses == 7
 
 
 def test_threads_share_one_cache(cache):
