@@ -8,7 +8,10 @@ vocabulary.json     the tokens of the codes
 prompts.json        how many items of a history the model reads
 retrieval/          neighbours, popularity, item vectors, and the blend (optional);
                     trained/ has what was counted of training events alone, for evaluations
-eval/               validation metrics of the training run, and its SASRec, a baseline (optional)
+eval/               validation metrics of the training run, and its SASRec, a source of the blend
+                    and a baseline (optional)
+trained/            SASRec as it was evaluated, if the one that is served has learned from all
+                    events
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from recsys.errors import ArtifactError
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import Retrieval, SasRec
 from recsys.retrieval.reranker import SASREC as SASREC_SOURCE
+from recsys.retrieval.retrieval import TRAINED
 from recsys.retrieval.sasrec import FILE as SASREC
 from recsys.semantic_ids.encoder import ItemEncoder
 from recsys.vocabulary import Vocabulary
@@ -43,8 +47,8 @@ class Bundle:
         catalog: items and their semantic IDs.
         vocabulary: codes <-> tokens.
         prompt: the history window.
-        trained: whether retrieval has counted training events alone, as an evaluation needs it,
-            and not all events.
+        trained: whether counts and SASRec are of training events alone, as an evaluation needs
+            them, and not of all events.
     """
 
     path: Path
@@ -118,7 +122,9 @@ class Bundle:
                 "the bundle again"
             )
         if loaded.reranker is not None and SASREC_SOURCE in loaded.reranker.sources:
-            loaded = replace(loaded, sasrec=load_sasrec(self.path, len(loaded)))
+            loaded = replace(
+                loaded, sasrec=load_sasrec(self.path, len(loaded), trained=self.trained)
+            )
         return loaded
 
     @property
@@ -142,17 +148,20 @@ def check_models(path: Path) -> None:
             check_config(path / part)
 
 
-def load_sasrec(bundle: Path, items: int) -> SasRec | None:
+def load_sasrec(bundle: Path, items: int, *, trained: bool = False) -> SasRec | None:
     """The SASRec that taught a bundle's target; None without one.
 
     Args:
         bundle: its directory.
         items: of its catalog.
+        trained: as of `Bundle`.
 
     Raises:
         ArtifactError: it is damaged, or was made for another catalog.
     """
     folder = Path(bundle) / EVAL
+    if trained and (folder.parent / TRAINED / SASREC).is_file():
+        folder = folder.parent / TRAINED
     if not (folder / SASREC).is_file():
         return None
     try:

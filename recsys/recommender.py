@@ -153,8 +153,8 @@ class Recommender:
             capture: what `recsys.warm_up` captures on a GPU: `passes` in mode `planned`, or whole
                 `decodes`, too, in each mode but `exhaustive`.
             check: compare every file with its checksum first.
-            trained: whether retrieval has counted training events alone, as an evaluation needs it,
-                and not all events.
+            trained: whether counts and SASRec are of training events alone, as an evaluation needs
+                them, and not of all events.
 
         Raises:
             ArtifactError: not a bundle, a damaged one, or one without the draft that `mode` needs.

@@ -21,10 +21,14 @@ from recsys.bundle import (
     VALIDATION,
 )
 from recsys.catalog import Catalog
+from recsys.config import as_dict
 from recsys.errors import ArtifactError
 from recsys.pipeline import Context
+from recsys.retrieval.retrieval import TRAINED
 from recsys.retrieval.sasrec import FILE as SASREC
 from recsys.training import sasrec
+from recsys.training.refit import refit
+from recsys.training.settings import BundleConfig
 from recsys.training.supervised import Material
 from recsys.training.target import MODEL, TrainedTarget
 
@@ -40,7 +44,8 @@ def stage(context: Context) -> Path:
     parents = {kind: part.digest for kind, part in parts.items()}
     if KIND in parts["target"].parents:
         parents[KIND] = parts["target"].parents[KIND]
-    output = context.output(KIND, {}, parents)
+    config = context.settings.section(KIND, BundleConfig)
+    output = context.output(KIND, as_dict(config), parents)
     if output.is_current():
         return output.path
     material, target = Material.load(workspace), TrainedTarget.load(workspace)
@@ -48,6 +53,8 @@ def stage(context: Context) -> Path:
     info = _describe(parts, material)
     if context.parent is not None:
         info["parent"] = context.parent.name
+    refitted = config.refit and sasrec.KIND in parts
+    info["refitted"] = refitted
     with output.write(info) as folder:
         shutil.copytree(target.folder / MODEL, folder / TARGET)
         if "draft" in parts:
@@ -64,7 +71,11 @@ def stage(context: Context) -> Path:
         _write_json(folder / PROMPTS, target.encoder.config.as_dict())
         (folder / EVAL).mkdir()
         if sasrec.KIND in parts:
-            shutil.copyfile(workspace.run(sasrec.KIND) / SASREC, folder / EVAL / SASREC)
+            evaluated = folder / (TRAINED if refitted else EVAL)
+            evaluated.mkdir(exist_ok=True)
+            shutil.copyfile(workspace.run(sasrec.KIND) / SASREC, evaluated / SASREC)
+        if refitted:
+            refit(context, material.dataset).save(folder / EVAL)
         validation = {
             kind: parts[kind].info["validation"]
             for kind in (sasrec.KIND, "target", "draft", RETRIEVAL)

@@ -38,7 +38,7 @@ from recsys.retrieval import SasRec, digest
 from recsys.retrieval.sasrec import ITEMS, NORM, POSITIONS
 from recsys.semantic_ids.features import build_features
 from recsys.training.batches import TrainingBatches
-from recsys.training.device import on_chosen_device
+from recsys.training.device import Make, on_chosen_device
 from recsys.training.loop import autocast_dtype, fit
 from recsys.training.objective import soft_cross_entropy
 from recsys.training.parent import open_parent
@@ -86,7 +86,7 @@ def stage(context: Context) -> Path | None:
     checkpoints = open_checkpoints(output)
     dataset = Dataset.load(workspace.dataset)
     torch.manual_seed(seed)
-    served = None if parent is None else load_sasrec(parent.path, len(parent.catalog))
+    served = None if parent is None else load_sasrec(parent.path, len(parent.catalog), trained=True)
     content = None
     if parent is None or served is None:
         content = _fit_features(context, dataset)
@@ -94,11 +94,8 @@ def stage(context: Context) -> Path | None:
     else:
         model = _continued(served, parent, dataset, config)
 
-    def make(device: torch.device, model: SasRecModel) -> SampledSoftmax:
-        return SampledSoftmax(model, config, autocast_dtype(config.precision, device))
-
-    batches = _batches(dataset, config, context)
-    module, device = on_chosen_device(KIND, [model], make, batches, config)
+    batches = training_batches(dataset, config, context)
+    module, device = on_chosen_device(KIND, [model], loss_maker(config), batches, config)
     validation = _Validation(model, dataset.validation().sample(config.eval_users))
     progress = fit(
         module,
@@ -117,6 +114,15 @@ def stage(context: Context) -> Path | None:
         if content is not None:  # they take long, and retrieval has them, too
             np.save(folder / FEATURES, content, allow_pickle=False)
     return output.path
+
+
+def loss_maker(config: SasRecConfig) -> Make:
+    """Makes the loss module for a device."""
+
+    def make(device: torch.device, model: SasRecModel) -> SampledSoftmax:
+        return SampledSoftmax(model, config, autocast_dtype(config.precision, device))
+
+    return make
 
 
 def _continued(
@@ -143,25 +149,35 @@ def _continued(
     if later is not None and later.sasrec is not None:
         near = ~np.isnan(later.sasrec).any(axis=1)
         vectors[new[near]] = later.sasrec[near]
-    weights = {name: torch.from_numpy(np.asarray(w)) for name, w in served.weights.items()}
-    state = {
-        "items.weight": torch.from_numpy(vectors),
-        "length": torch.from_numpy(served.vectors).norm(dim=1).mean(),
-        "positions.weight": weights.pop(POSITIONS),
-        **{
-            f"encoder.{name}": weight
-            for name, weight in weights.items()
-            if name.startswith(("layers.", f"{NORM}."))
-        },
-    }
     try:
-        model.load_state_dict(state)
+        load_weights(model, served, vectors)
     except RuntimeError as error:
         raise ConfigError(
             f"sasrec: {parent.path} has a SASRec of other sizes; use the settings that it was made "
             "with, or sasrec.epochs=0"
         ) from error
     return model
+
+
+def load_weights(model: SasRecModel, served: SasRec, vectors: NDArray[np.float32]) -> None:
+    """Give a model without features the weights of a finished one, and (items, D) vectors.
+
+    Raises:
+        RuntimeError: the sizes differ.
+    """
+    weights = {name: torch.from_numpy(np.array(w)) for name, w in served.weights.items()}
+    model.load_state_dict(
+        {
+            "items.weight": torch.from_numpy(vectors),
+            "length": torch.from_numpy(served.vectors).norm(dim=1).mean(),
+            "positions.weight": weights.pop(POSITIONS),
+            **{
+                f"encoder.{name}": weight
+                for name, weight in weights.items()
+                if name.startswith(("layers.", f"{NORM}."))
+            },
+        }
+    )
 
 
 def features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
@@ -371,7 +387,7 @@ class SampledSoftmax(nn.Module):
         return torch.cat([own, soft], dim=1), torch.cat([hard[:, None], mixed], dim=1)
 
 
-def _batches(dataset: Dataset, config: SasRecConfig, context: Context) -> TrainingBatches:
+def training_batches(dataset: Dataset, config: SasRecConfig, context: Context) -> TrainingBatches:
     """Training histories as rows of items, with soft labels if the settings ask for them."""
     batches = TrainingBatches.of(
         dataset.train_histories,

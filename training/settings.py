@@ -458,3 +458,11 @@ class RetrievalConfig:
     """Beam width of the search for fitting the reranker."""
     users: NonNegativeInt = 10_000
     """Validation users for fitting the reranker, at most; 0 fits none."""
+
+
+@section
+class BundleConfig:
+    """Section `bundle`."""
+
+    refit: bool = True
+    """Whether SASRec learns from events of validation and test, too, before it is served."""

@@ -40,6 +40,7 @@ def document(
     semantic_ids: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     weaknesses: Sequence[str] = (),
+    served_has_seen_all: bool = False,
 ) -> dict[str, Any]:
     """The result as plain JSON values, with stable keys and columns.
 
@@ -51,6 +52,7 @@ def document(
         semantic_ids: statistics of the catalog's semantic IDs, if it has any.
         warnings: reasons to doubt the figures.
         weaknesses: what is worse than a simpler ranker, in words.
+        served_has_seen_all: whether what is served has seen all events, unlike what is evaluated.
     """
     config = result.config
     return {
@@ -60,6 +62,7 @@ def document(
         "made_from": dict(made_from),
         "warnings": list(warnings),
         "weaknesses": list(weaknesses),
+        "served_has_seen_all": served_has_seen_all,
         "protocol": as_dict(config),
         "headline": {
             "seen": config.seen_modes[0],
@@ -207,6 +210,11 @@ def headline(document: dict[str, Any]) -> list[str]:
         sentences.append(
             f"{verdict.capitalize()} {ranker}: {gap['mean']:+.4f} "
             f"({gap['low']:+.4f} to {gap['high']:+.4f})."
+        )
+    if document["served_has_seen_all"]:
+        sentences.append(
+            "Figures are of what was evaluated; what is served has seen the events of validation "
+            "and test as well."
         )
     if away := document["data"]["unavailable"]:
         sentences.append(_of_availability(away, document["data"]["users_in_split"]))

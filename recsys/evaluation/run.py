@@ -201,7 +201,7 @@ def _write(
             pairs = known.item_item
         others = fit_baselines(trained, size, times)
         others[PAIR_RULES] = pairs
-        if (taught_by := load_sasrec(bundle_path, size)) is not None:
+        if (taught_by := load_sasrec(bundle_path, size, trained=True)) is not None:
             others["SASRec"] = taught_by
         others = of_available(others, available)
         everyone = select(dataset, config, available)
@@ -222,6 +222,7 @@ def _write(
             semantic_ids=health(recommender.bundle.catalog.codes),
             warnings=warnings,
             weaknesses=_weaknesses(result),
+            served_has_seen_all=known is not None,
         )
         report.write(folder, document, report.per_user(result, dataset))
         info["split"] = config.split

@@ -3,8 +3,9 @@
 The training stages run on copies of a data set in which one event of each user is on another item:
 a test event, a validation event, or a training event. They take the same few steps with the same
 seed, so a file that differs between two copies has learned from the changed events. What is served
-has counted all events; the counts that are evaluated are in `retrieval/trained/`. The rules of
-counting pairs, which validation users choose, are the same in all copies here.
+has counted all events, and its SASRec has learned from them; what is evaluated is in the folders
+`trained/` of retrieval and bundle. The rules of counting pairs, which validation users choose, are
+the same in all copies here.
 """
 
 from dataclasses import replace
@@ -21,7 +22,7 @@ from recsys.retrieval import PairRules
 from recsys.splits import LABELS
 from recsys.training import retrieval
 
-STAGES = ("sasrec", "ids", "target", "draft", "retrieval")
+STAGES = ("sasrec", "ids", "target", "draft", "retrieval", "bundle")
 TRAINED = {
     "min_steps": 0, "max_steps": 8, "max_minutes": None, "evaluate_every": 0,
     "precision": "float32",
@@ -53,7 +54,9 @@ SERVED = (
     "retrieval/item_item.",
     "retrieval/popularity.npy",
     "retrieval/recent_popularity.npy",
+    "bundle/eval/sasrec.safetensors",
 )
+OF_BUNDLE = (SERVED[-1], "bundle/trained/sasrec.safetensors")  # the rest is of other stages
 
 
 def planted(dataset: Dataset, split: str) -> Dataset:
@@ -73,12 +76,14 @@ def learned(dataset: Dataset, home: Path, name: str) -> dict[str, str]:
     with write_artifact(workspace.dataset, "dataset") as folder:
         dataset.save(folder)
     results = run(Context(Settings(SETTINGS | {"name": name}), workspace), STAGES)
-    return {
+    digests = {
         f"{stage}/{file}": digest
         for stage, (path, _) in results.items()
         for file, digest in read_manifest(path).files.items()
         if Path(file).name != "log.jsonl"  # has times of the clock
     }
+    of_stages = (*(f"{stage}/" for stage in STAGES[:-1]), *OF_BUNDLE)
+    return {file: digest for file, digest in digests.items() if file.startswith(of_stages)}
 
 
 def compared(home):
@@ -102,7 +107,8 @@ def test_what_is_learned_follows_training_events_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(retrieval, "search_rules", lambda *_: PairRules())
     changed = compared(tmp_path)
     assert {file for file in changed["test"] if not file.startswith(SERVED)} == set()
-    assert "retrieval/popularity.npy" in changed["test"]
+assert {"retrieval/popularity.npy", OF_BUNDLE[0]} <= changed["test"]
+    assert OF_BUNDLE[1] in changed["train"]
     assert {file for file in changed["valid"] if not file.startswith(SERVED)} <= CHOSEN
     assert "retrieval/retrieval.json" in changed["valid"]
     assert {file.split("/")[0] for file in changed["train"]} == set(STAGES)
