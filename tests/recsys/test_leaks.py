@@ -107,7 +107,7 @@ def test_what_is_learned_follows_training_events_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(retrieval, "search_rules", lambda *_: PairRules())
     changed = compared(tmp_path)
     assert {file for file in changed["test"] if not file.startswith(SERVED)} == set()
-assert {"retrieval/popularity.npy", OF_BUNDLE[0]} <= changed["test"]
+    assert {"retrieval/popularity.npy", OF_BUNDLE[0]} <= changed["test"]
     assert OF_BUNDLE[1] in changed["train"]
     assert {file for file in changed["valid"] if not file.startswith(SERVED)} <= CHOSEN
     assert "retrieval/retrieval.json" in changed["valid"]
