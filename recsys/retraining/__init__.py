@@ -40,6 +40,7 @@ from recsys.retraining.news import Sources, erased_since, settings_of_data, take
 from recsys.retraining.service import promote_version, send_events, unsent
 from recsys.retraining.versions import CHAMPION, LOG
 from recsys.training.settings import (
+    BundleConfig,
     DraftConfig,
     IdsConfig,
     RetrievalConfig,
@@ -63,6 +64,7 @@ INHERITED: dict[str, type] = {
     "teacher": TeacherConfig,
     "draft": DraftConfig,
     "retrieval": RetrievalConfig,
+    "bundle": BundleConfig,
 }
 
 
@@ -243,7 +245,7 @@ def _context(settings: Settings, version: Workspace, champion: Workspace) -> Con
     """The run of a version: the parent's settings, the changes of retraining, then `settings`."""
     values: dict[str, Any] = {}
     for name, config in INHERITED.items():
-        if not champion.run(name).is_dir():
+        if not champion.path(name).is_dir():
             continue
         made_with = champion.manifest(name).config
         names = {f.name for f in dataclasses.fields(config)}
