@@ -262,7 +262,8 @@ class Recommender:
         reranker = self.reranker if kind.blend else None
         if reranker is not None and self.retrieval is not None:
             proposals = batch.proposals(self.retrieval, max(reranker.candidates, kind.beams))
-            nodes = reranker.nodes
+            proposals = proposals.ordered(reranker, batch.gains(proposals.items))
+            nodes = reranker.nodes * kind.beams // MIN_BEAMS
         decoded = self.engine.decode(
             batch.search_request(proposals, nodes),
             kind.beams,

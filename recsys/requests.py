@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from recsys.live import Epoch
 
 MIN_BEAMS = 20
+POOLS = (MIN_BEAMS, 50, 100)
+"""A blended list is ranked in the smallest of these pools that its k fits into, or in one of k: within
+a pool, the list of k items begins that of k + 1."""
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular", "pinned"]
 SOURCES: tuple[Source, ...] = get_args(Source)  # by `recsys.listing`'s numbers
@@ -239,8 +242,9 @@ class Kind:
         """The kind of a request that is blended or not."""
         sampled = request.seed is not None
         temperature = request.temperature if sampled else 1.0
+        sizes = (*POOLS, request.k) if blend else (MIN_BEAMS, request.k)
         return cls(
-            max(MIN_BEAMS, request.k),
+            next(size for size in sizes if size >= request.k),
             request.guarantee,
             sampled,
             temperature,

@@ -21,6 +21,7 @@ from recsys.retrieval.reranker import (
     LEAST_USERS,
     MODEL,
     NEW,
+    RANKS,
     RECENT,
     Reranker,
     feature_matrix,
@@ -43,15 +44,15 @@ LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get 
 ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
 
 PRIOR = {
-    "item_item.value": 0.16, "item_item.rank": -0.21,
-    "vectors.value": 0.22, "vectors.rank": 0.0,
-    "content.value": 0.26, "content.rank": -0.06,
-    "sasrec.value": 0.42, "sasrec.rank": -0.08,
-    "popularity": 0.15,
-    "model.value": 0.07, "model.rank": -0.03, "model.missing": -0.05,
+    "item_item": 0.16, "item_item.rank": -0.41,
+    "vectors": 0.25, "vectors.above_0.3": -0.05, "vectors.above_0.6": -0.15,
+    "content": 0.25, "content.above_0.3": 0.04, "content.above_0.6": 0.01,
+    "sasrec": 0.27, "sasrec.rank": 0.0,
+    "popularity": 0.11,
+    "model": 0.08,
 }  # fmt: skip
-"""Weights of features with variance 1. They are the mean of eight fits with up to 1,500 validation
-users each: magazines and Yelp, twice Beauty and Sports, MovieLens-small, and the example shop."""
+"""Weights of features with variance 1. They are the mean of fits with up to 1,500 validation users
+each: Beauty, Sports, MovieLens-small, and the example shop."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class Candidates:
     items: NDArray[np.int32]
     values: Mapping[str, NDArray[np.float64]]
     targets: NDArray[np.int32]
+
+    @property
+    def sources(self) -> list[str]:
+        """The sources of the values."""
+        return [name for name in self.values if name not in RANKS]
 
     @property
     def there(self) -> NDArray[np.bool_]:
@@ -99,7 +105,7 @@ def fit(
         network: also train a network, if any user has a hit.
     """
     there = candidates.there
-    names, features = feature_matrix(candidates.values, there, list(candidates.values))
+    names, features = feature_matrix(candidates.values, there, candidates.sources)
     prior = np.array([PRIOR.get(name, 0.0) for name in names])
     weights = _weights(candidates, features, np.zeros(candidates.items.shape), PENALTY, prior)
     linear = replace(shape, weights=dict(zip(names, weights, strict=True)), network=None)
@@ -109,7 +115,9 @@ def fit(
         return linear
     base = features[rows] @ np.array(weights)
     column = hit[rows].argmax(axis=1)
-    return replace(linear, network=fit_network(names, features[rows], there[rows], column, base))
+    read = [place for place, name in enumerate(names) if name != MODEL]
+    network_names, inputs = [names[place] for place in read], features[rows][..., read]
+    return replace(linear, network=fit_network(network_names, inputs, there[rows], column, base))
 
 
 def fit_new(candidates: Candidates, reranker: Reranker) -> Reranker:
@@ -129,7 +137,7 @@ def fit_new(candidates: Candidates, reranker: Reranker) -> Reranker:
     is_new = (candidates.hits & (candidates.values[NEW] > 0)).any(axis=1)
     if np.count_nonzero(is_new) < LEAST_NEW:
         return reranker
-    everything = features_of(candidates.values, candidates.there, list(candidates.values))
+    everything = features_of(candidates.values, candidates.there, candidates.sources)
     features = {n: f for n, f in everything.items() if n.split(".")[0] == NEW}
     base = reranker.score(candidates.values, candidates.there)
     stacked = np.stack(list(features.values()), axis=-1)
@@ -294,7 +302,7 @@ def choose(
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
         source: Reranker.of_source(source, shape.candidates, shape.nodes)
-        for source in candidates.values
+        for source in candidates.sources
     }
     ranks = {
         name: ranks_by(candidates, reranker.score(candidates.values, candidates.there))

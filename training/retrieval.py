@@ -277,7 +277,6 @@ def decode_candidates(
                 encoder.encode_all(histories),
                 exclude=[trie.excluded_rows(items) for items in seen],
                 candidates=candidate_rows(trie, candidates.items),
-                candidate_nodes=config.nodes,
             )
             beams = beam_search(model, request, trie, config.beams)
             rows_of_beams, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()

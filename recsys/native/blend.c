@@ -46,10 +46,11 @@ typedef struct {
     float *queries; /* (batch, widest of vectors), in whole lanes */
     float *least;   /* (batch,) scores that do not count any more */
     int64_t *count; /* (batch,) */
-    int64_t *live;  /* places with an item; from here on (width,) or (sources, width) each */
-    float *values;
-    double *filled, *total;
-    int32_t *rank;
+    Entry *top;     /* (batch, MOST_RANK) the largest logits of SASRec */
+    float *low;     /* (batch,) logits that are not among them */
+    int64_t *most;  /* (batch,) how many there are */
+    int64_t *live;  /* (width,) places with an item */
+    double *column; /* (MOST_FEATURES, width) */
 } Room;
 
 static int64_t widest(const Fitted *f) {
@@ -68,7 +69,7 @@ static void *take(char **memory, int64_t bytes) {
 static int64_t lay_out(const Fitted *f, int64_t batch, int64_t most, int64_t width, char *memory,
                        Room *room) {
     char *at = memory;
-    const int64_t words = (f->items + 63) / 64, padded_width = width + LANES;
+    const int64_t words = (f->items + 63) / 64;
     room->shares.words = words;
     room->shares.sum = take(&at, f->items * (int64_t)sizeof(double));
     room->shares.touched = take(&at, words * (int64_t)sizeof(uint64_t));
@@ -79,11 +80,11 @@ static int64_t lay_out(const Fitted *f, int64_t batch, int64_t most, int64_t wid
     room->queries = take(&at, batch * widest(f) * (int64_t)sizeof(float));
     room->least = take(&at, batch * (int64_t)sizeof(float));
     room->count = take(&at, batch * (int64_t)sizeof(int64_t));
+    room->top = take(&at, (batch + 1) * MOST_RANK * (int64_t)sizeof(Entry));
+    room->low = take(&at, batch * (int64_t)sizeof(float));
+    room->most = take(&at, batch * (int64_t)sizeof(int64_t));
     room->live = take(&at, width * (int64_t)sizeof(int64_t));
-    room->values = take(&at, padded_width * (int64_t)sizeof(float));
-    room->filled = take(&at, MOST_SOURCES * padded_width * (int64_t)sizeof(double));
-    room->rank = take(&at, MOST_SOURCES * padded_width * (int64_t)sizeof(int32_t));
-    room->total = take(&at, padded_width * (int64_t)sizeof(double));
+    room->column = take(&at, MOST_FEATURES * width * (int64_t)sizeof(double));
     return at - memory;
 }
 
@@ -309,17 +310,29 @@ static int64_t most_probable(const Fitted *f, const Sums *shares, int filled, co
     return best;
 }
 
-/* Offer an item to the nearest ones of request `b`. */
+static int in_history(const Asked *asked, int64_t b, int64_t item) {
+    for (int64_t p = asked->offset[b]; p < asked->offset[b + 1]; p++)
+        if (asked->history[p] == item) return 1;
+    return 0;
+}
+
+/* Offer an item to the nearest ones of request `b`, and to the largest logits. */
 static void offer_nearest(const Fitted *f, const Asked *asked, Room *room, int64_t most, int64_t half,
                           int64_t b, int64_t item, float score) {
-    if (!(score > room->least[b]) || asked->blocked[b * f->items + item]) return;
-    Entry *heap = room->heap + b * most;
-    room->count[b] = offer(heap, room->count[b], half, (double)score, item);
-    if (room->count[b] == half) room->least[b] = (float)heap[0].score;
+    if (score > room->least[b] && !asked->blocked[b * f->items + item]) {
+        Entry *heap = room->heap + b * most;
+        room->count[b] = offer(heap, room->count[b], half, (double)score, item);
+        if (room->count[b] == half) room->least[b] = (float)heap[0].score;
+    }
+    if (score > room->low[b] && !in_history(asked, b, item)) {
+        Entry *heap = room->top + b * MOST_RANK;
+        room->most[b] = offer(heap, room->most[b], MOST_RANK, (double)score, item);
+        if (room->most[b] == MOST_RANK) room->low[b] = (float)heap[0].score;
+    }
 }
 
 /* The items with the largest products of SASRec's states, or of vectors without one: heaps of
- * `most` entries per request, of which `half` are used. */
+ * `most` entries per request, of which `half` are used. With SASRec, also its largest logits. */
 static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_t most, int64_t half) {
     const int by_state = f->states != 0;
     const int64_t size = by_state ? f->state_size : f->vector_size, whole = whole_lanes(size);
@@ -332,22 +345,41 @@ static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_
         else
             find_vector(f, asked, b, room->whole, query);
         for (int64_t d = 0; d < size; d++) some |= query[d] != 0;
-        room->count[b] = 0;
+        room->count[b] = room->most[b] = 0;
         room->least[b] = !some || !half ? INFINITY : by_state ? -INFINITY : 0;
+        room->low[b] = some && by_state ? -INFINITY : INFINITY;
     }
     for (int64_t first = 0; first < f->items; first += LANES) {
         const int64_t left = f->items - first, count = left < LANES ? left : LANES;
         for (int64_t b = 0; b < asked->batch; b++) {
             float score[LANES];
             dots(room->queries + b * whole, f->panels + first * whole, whole, score);
-            const Counts above = *(const Loose *)score > room->least[b] - (Lanes){0};
+            const float least = room->least[b] < room->low[b] ? room->least[b] : room->low[b];
+            const Counts above = *(const Loose *)score > least - (Lanes){0};
             int some = 0;
             for (int i = 0; i < LANES; i++) some |= above[i];
             for (int64_t i = 0; some && i < count; i++)
                 offer_nearest(f, asked, room, most, half, b, first + i, score[i]);
         }
     }
-    for (int64_t b = 0; b < asked->batch; b++) order(room->heap + b * most, room->count[b]);
+    for (int64_t b = 0; b < asked->batch; b++) {
+        order(room->heap + b * most, room->count[b]);
+        order(room->top + b * MOST_RANK, room->most[b]);
+    }
+}
+
+/* The largest shares of items that are not in the history, and its largest logits. */
+static void find_best(const Asked *asked, const Sums *shares, int64_t b, Room *room, float *out) {
+    Entry *heap = room->top + b * MOST_RANK;
+    for (int64_t i = 0; i < room->most[b]; i++) out[MOST_RANK + i] = (float)heap[i].score;
+    int64_t count = 0;
+    EACH_TOUCHED(shares, item) {
+        const double share = value_of(shares, item);
+        if ((count < MOST_RANK || share > heap[0].score) && !in_history(asked, b, item))
+            count = offer(heap, count, MOST_RANK, share, item);
+    }
+    order(heap, count);
+    for (int64_t i = 0; i < count; i++) out[i] = (float)heap[i].score;
 }
 
 static void propose(const Fitted *f, const Asked *asked, const Proposals *p, char *memory) {
@@ -356,6 +388,7 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
     lay_out(f, asked->batch, most, 0, memory, &room);
     Entry *likely = room.heap + asked->batch * most, *heap = likely;
     const int nearest = f->states || f->vectors;
+    for (int64_t b = 0; b < asked->batch; b++) room.most[b] = 0;
     if (nearest) find_nearest(f, asked, &room, most, p->half);
     for (int64_t b = 0; b < asked->batch; b++) {
         const uint8_t *blocked = asked->blocked + b * f->items;
@@ -363,6 +396,7 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
         /* The heap of the request's nearest items ends where the other one begins. */
         Entry *probable = room.heap + b * most + p->half;
         const int filled = find_evidence(f, asked, b, &room.shares);
+        find_best(asked, &room.shares, b, &room, p->best + b * 2 * MOST_RANK);
         const int64_t first =
             most_probable(f, &room.shares, filled, blocked, p->k, room.mark, likely, probable);
         int64_t found = add(probable, first, room.mark, items, 0);
@@ -398,83 +432,73 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
     }
 }
 
-/* The values that a source gives to the live items of a request; NaN where it gives none. */
+/* The values that a source gives to the live items of a request; 0 where it gives none. */
 static void find_values(const Fitted *f, const Asked *asked, const Ranking *r, int64_t b, int64_t source,
-                        Room *room, int64_t live) {
+                        Room *room, int64_t live, double *out) {
     const int32_t *items = r->items + b * r->width;
-    float *values = room->values;
     const float *query = room->query;
+    const double *table = source == RECENT ? f->log_recent : f->log_counts;
     if (source == ITEM_ITEM) find_evidence(f, asked, b, &room->shares);
     if (source == VECTORS && f->vectors) find_vector(f, asked, b, room->whole, room->query);
     if (source == CONTENT && f->content.start)
         find_content(f, asked, b, room->whole, room->query);
     for (int64_t i = 0; i < live; i++) {
-        const int64_t item = items[room->live[i]];
-        values[i] = NAN;
+        const int64_t place = room->live[i], item = items[place];
+        double value = 0;
         if (source == MODEL) {
-            const float known = r->log_probs[b * r->width + room->live[i]];
-            if (known > -INFINITY) values[i] = known;
+            value = r->model[b * r->width + place];
         } else if (source == ITEM_ITEM) {
-            values[i] = (float)value_of(&room->shares, item);
+            value = value_of(&room->shares, item);
         } else if (source == VECTORS) {
-            if (f->vectors) values[i] = dot(query, f->vectors + item * f->vector_size, f->vector_size);
+            if (f->vectors)
+                value = (double)dot(query, f->vectors + item * f->vector_size, f->vector_size);
         } else if (source == CONTENT) {
-            if (f->content.start) values[i] = content_of(f, item, query);
-        } else if (source == SASREC && f->states) {
-            values[i] = dot(asked->states + b * f->state_size, f->states + item * f->state_size,
-                            f->state_size);
+            if (f->content.start) value = (double)content_of(f, item, query);
+        } else if (source == SASREC) {
+            if (f->states)
+                value = (double)dot(asked->states + b * f->state_size, f->states + item * f->state_size,
+                                    f->state_size);
+        } else if (table) {
+            value = table[item];
         }
+        out[i] = value;
     }
     if (source == ITEM_ITEM) clear(&room->shares);
 }
 
-/* How many values are larger than each of them; NaN counts as less than all. `values` may be written
- * up to the next multiple of LANES. */
-static void count_larger(float *values, int64_t count, int32_t *larger) {
-    for (int64_t i = 0; i < count + LANES - 1; i++)
-        if (i >= count || isnan(values[i])) values[i] = -INFINITY;
-    for (int64_t i = 0; i < count; i += LANES) {
-        const Lanes own = *(const Loose *)(values + i);
-        Counts above = {0};
-        for (int64_t j = 0; j < count; j++) {
-            const Lanes other = values[j] - (Lanes){0};
-            above -= other > own;
+/* All features of the live items of a request, a column each. */
+static void find_features(const Fitted *f, const Asked *asked, const Ranking *r, int64_t b, Room *room,
+                          int64_t live) {
+    const double *values = room->column;
+    for (int64_t t = 0; t < r->features; t++) {
+        const Feature *feature = &r->feature[t];
+        double *out = room->column + t * r->width;
+        if (feature->form == VALUE) {
+            find_values(f, asked, r, b, feature->source, room, live, out);
+            values = out;
+        } else if (feature->form == ABOVE) {
+            for (int64_t i = 0; i < live; i++) {
+                const double above = values[i] - feature->knee;
+                out[i] = above > 0 ? above : 0;
+            }
+        } else {
+            const float *top = r->top + (2 * b + (feature->source == SASREC)) * MOST_RANK;
+            for (int64_t i = 0; i < live; i++) {
+                int64_t larger = 0;
+                while (larger < MOST_RANK && (double)top[larger] > values[i]) larger++;
+                out[i] = r->log_rank[larger];
+            }
         }
-        memcpy(larger + i, &above, sizeof(above));
     }
-}
-
-/* The two forms of a source: the value, with unknown ones filled up, and the rank. */
-static void find_forms(float *values, int64_t live, double *filled, int32_t *rank) {
-    double low = INFINITY;
-    for (int64_t i = 0; i < live; i++)
-        if (values[i] < low) low = (double)values[i];
-    if (!isfinite(low)) low = 0;
-    for (int64_t i = 0; i < live; i++) filled[i] = isnan(values[i]) ? low : (double)values[i];
-    count_larger(values, live, rank);
-}
-
-static double input_of(const Fitted *f, const Ranking *r, const Room *room, const Input *input,
-                       int64_t i, int64_t item, double missing) {
-    const int64_t at = input->place * (r->width + LANES) + i;
-    switch (input->form) {
-        case VALUE: return room->filled[at];
-        case RANK: return r->log_rank[room->rank[at]];
-        case MISSING: return missing;
-        default: break;
-    }
-    const double *table = r->plain[input->place].source == RECENT ? f->log_recent : f->log_counts;
-    return table ? table[item] : 0;
 }
 
 /* What the network adds to the score of a live item, in the reference's order. */
-static double run_network(const Fitted *f, const Ranking *r, const Room *room, int64_t i, int64_t item,
-                          double missing) {
+static double run_network(const Ranking *r, const Room *room, int64_t i) {
     double hidden[MOST_UNITS], total = 0;
     const double *weight = r->network, *bias = weight + r->input_count * r->units;
     memcpy(hidden, bias, (size_t)r->units * sizeof(double));
     for (int64_t t = 0; t < r->input_count; t++, weight += r->units) {
-        const double value = input_of(f, r, room, &r->input[t], i, item, missing);
+        const double value = room->column[r->input[t] * r->width + i];
         for (int64_t u = 0; u < r->units; u++) hidden[u] += weight[u] * value;
     }
     for (int64_t u = 0; u < r->units; u++)
@@ -482,36 +506,22 @@ static double run_network(const Fitted *f, const Ranking *r, const Room *room, i
     return total;
 }
 
-/* The reranker's score of each live item before the softmax, added up in the reference's order. */
-static void weigh(const Fitted *f, const Ranking *r, int64_t b, Room *room, int64_t live) {
-    const int64_t stride = r->width + LANES;
-    for (int64_t i = 0; i < live; i++) {
-        const int64_t place = room->live[i], item = r->items[b * r->width + place];
-        double total = 0;
-        for (int t = 0; t < r->plain_count; t++) {
-            const double *table = r->plain[t].source == RECENT ? f->log_recent : f->log_counts;
-            if (table) total += r->plain[t].value * table[item];
-        }
-        for (int s = 0; s < r->formed_count; s++)
-            total += r->formed[s].value * room->filled[s * stride + i];
-        for (int s = 0; s < r->formed_count; s++)
-            total += r->formed[s].rank * r->log_rank[room->rank[s * stride + i]];
-        const int unknown = !(r->log_probs[b * r->width + place] > -INFINITY);
-        if (unknown) total += r->missing;
-        if (r->weighs_new && f->eventless[item]) {
-            total += r->is_new;
-            for (int s = 0; s < r->formed_count; s++)
-                total += r->formed[s].new_rank * r->log_rank[room->rank[s * stride + i]];
-        }
-        if (r->units) total += run_network(f, r, room, i, item, unknown);
-        room->total[i] = total;
+/* The score of a live item, added up in the reference's order. */
+static double weigh(const Fitted *f, const Ranking *r, const Room *room, int64_t i, int64_t item) {
+    double total = 0;
+    for (int64_t t = 0; t < r->features; t++)
+        total += r->feature[t].weight * room->column[t * r->width + i];
+    if (r->weighs_new && f->eventless[item]) {
+        total += r->is_new;
+        for (int64_t t = 0; t < r->features; t++)
+            if (r->feature[t].form == VALUE) total += r->feature[t].of_new * room->column[t * r->width + i];
     }
+    return r->units ? total + run_network(r, room, i) : total;
 }
 
 static void rank(const Fitted *f, const Asked *asked, const Ranking *r, char *memory) {
     Room room;
     lay_out(f, 1, r->k, r->width, memory, &room);
-    const int64_t stride = r->width + LANES;
     for (int64_t b = 0; b < asked->batch; b++) {
         const int32_t *items = r->items + b * r->width;
         int64_t live = 0;
@@ -521,18 +531,10 @@ static void rank(const Fitted *f, const Asked *asked, const Ranking *r, char *me
                 room.live[live++] = i;
             }
         for (int64_t i = 0; i < live; i++) room.mark[items[room.live[i]]] = 0;
-        for (int s = 0; s < r->formed_count; s++) {
-            find_values(f, asked, r, b, r->formed[s].source, &room, live);
-            find_forms(room.values, live, room.filled + s * stride, room.rank + s * stride);
-        }
-        weigh(f, r, b, &room, live);
-        double most = -INFINITY, norm = 0;
-        for (int64_t i = 0; i < live; i++) most = room.total[i] > most ? room.total[i] : most;
-        for (int64_t i = 0; i < live; i++) norm += exp(room.total[i] - most);
-        const double log_norm = log(norm);
+        find_features(f, asked, r, b, &room, live);
         int64_t count = 0;
         for (int64_t i = 0; i < live; i++) {
-            double score = room.total[i] - most - log_norm;
+            double score = weigh(f, r, &room, i, items[room.live[i]]);
             if (r->gains) score += r->gains[b * r->width + room.live[i]];
             count = offer(room.heap, count, r->k, score, room.live[i]);
         }

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 11 };       /* raise it with every change of these structures */
+enum { ABI = 12 };       /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { ITEMS_OF_PANEL = 16 }; /* whose vectors the blend multiplies together */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
@@ -139,33 +139,35 @@ typedef struct {
     const int64_t *nearest; /* (batch, near) items with the largest of them, in any order */
     int32_t *items;         /* (batch, width) the proposals, then -1 */
     uint8_t *supported;     /* (batch, width) whether it is not proposed for popularity alone */
+    /* (batch, 2, MOST_RANK) the largest shares of evidence and logits of SASRec of all items that are
+     * not in the history, descending; written as far as there are any. */
+    float *best;
 } Proposals;
 
-/* Sources of the reranker. */
-enum { ITEM_ITEM, VECTORS, CONTENT, SASREC, MODEL, POPULARITY, RECENT, MOST_SOURCES };
+/* Sources of the reranker, and forms of a source's features: its value, how far that is above a knee,
+ * and log(1 + rank) among the items that are not in the history. */
+enum { ITEM_ITEM, VECTORS, CONTENT, SASREC, MODEL, POPULARITY, RECENT };
+enum { VALUE, ABOVE, RANK };
+enum { MOST_FEATURES = 16, MOST_UNITS = 256, MOST_RANK = 50 };
 
-/* Weights of a source's features; `new_rank` is that of the rank of an item without events. */
+/* `of_new` is a further weight for items without events. */
 typedef struct {
-    int64_t source;
-    double value, rank, new_rank;
-} Weights;
-
-/* A feature that the network reads: a form of a source, by its place among those of its kind. */
-enum { VALUE, RANK, PLAIN, MISSING, MOST_UNITS = 256 };
-typedef struct {
-    int64_t form, place;
-} Input;
+    int64_t source, form;
+    double knee, weight, of_new;
+} Feature;
 
 typedef struct {
-    int64_t width, k, formed_count, plain_count, weighs_new;
+    int64_t width, k, features, weighs_new;
     int64_t units, input_count; /* of the network; 0 for none */
-    Weights formed[MOST_SOURCES], plain[MOST_SOURCES]; /* in the order of the reranker's sources */
-    double missing, is_new;
-    const Input *input;
+    /* In the order of the reranker's sources; of a source, its value comes first. */
+    Feature feature[MOST_FEATURES];
+    double is_new;
+    const int64_t *input;    /* (input_count,) places of features */
     const double *network;   /* (input_count + 2, units): weights of each input, biases, outputs */
-    const double *log_rank;  /* (width + 1,) log(1 + rank) */
+    const double *log_rank;  /* (MOST_RANK + 1,) log(1 + rank) */
+    const float *top;        /* (batch, 2, MOST_RANK) `best` of the proposals */
     const int32_t *items;    /* (batch, width), -1 for none; of equal items the first counts */
-    const float *log_probs;  /* (batch, width) of the model, -inf where it has not scored */
+    const double *model;     /* (batch, width) the model's feature */
     const int8_t *source;    /* (batch, width) */
     const double *gains;     /* (batch, width) of boosts; NULL for none */
     int32_t *best;           /* (batch, k), best first, then -1 */

@@ -16,14 +16,19 @@ from recsys.retrieval.later import LaterItems
 from recsys.retrieval.native import NativeRetrieval
 from recsys.retrieval.reranker import (
     MODEL,
+    MOST_RANK,
     NEW,
     POPULARITY,
+    RANKED,
     RECENT,
     SASREC,
     SEEN,
+    SHARES,
     TARGET_POPULARITY,
+    rank_of,
 )
 from recsys.retrieval.rows import Entries, WeightedItems, unit
+from recsys.retrieval.vectors import largest, product
 
 if TYPE_CHECKING:
     from recsys.retrieval.retrieval import Retrieval
@@ -77,6 +82,42 @@ class Evidence:
         return self.retrieval.sasrec.states(self.histories)
 
     @cached_property
+    def logits(self) -> NDArray[np.float32]:
+        """(n, items) logits of SASRec."""
+        assert self.retrieval.sasrec is not None  # noqa: S101 - the caller has looked
+        return product(self.states, self.retrieval.sasrec.vectors)
+
+    @cached_property
+    def best(self) -> dict[str, NDArray[np.float32]]:
+        """For each of the `RANKED` sources that there are, (n, `MOST_RANK`) its largest values.
+
+        They are of all items of the catalog that are not in the history, whatever a request allows,
+        descending, and -inf where there are no more.
+        """
+        known = self.histories.items < len(self.retrieval)
+        rows, seen = self.histories.rows[known], self.histories.items[known]
+        item_item, to_targets = SHARES
+        parts = {item_item: self.shares.toarray()}
+        if self.retrieval.types is not None:
+            parts[to_targets] = self.to_targets.toarray()
+        if self.retrieval.sasrec is not None:
+            parts[SASREC] = self.logits.copy()
+        best = {}
+        for source, values in parts.items():
+            values[rows, seen] = -np.inf
+            columns = largest(values, MOST_RANK)
+            missing = ((0, 0), (0, MOST_RANK - columns.shape[1]))
+            top = np.take_along_axis(values, columns, axis=1)
+            best[source] = np.pad(top, missing, constant_values=-np.inf)
+        return best
+
+    @cached_property
+    def native_best(self) -> NDArray[np.float32]:
+        """(n, 2, `MOST_RANK`) the same of `item_item` and SASRec by the native library."""
+        assert self.native is not None  # noqa: S101 - the caller has looked
+        return self.native.propose(self, 0, np.ones((len(self.histories), len(self.retrieval)), bool))[2]
+
+    @cached_property
     def vectors(self) -> NDArray[np.float32]:
         """(n, D) unit vectors of the histories."""
         assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
@@ -116,9 +157,10 @@ class Evidence:
             sources: the sources that are wanted; the model is left out.
 
         Returns:
-            source -> (n, c) values. Later items have no evidence and no events (0). Their cosines
-            and logits are those of `Evidence.later`, and NaN where nothing is known of them. A
-            source that this retrieval does not have is NaN everywhere.
+            source -> (n, c) values, and the ranks by those of `RANKED`, up to `MOST_RANK`. Later
+            items have no evidence and no events (0). Their cosines and logits are those of
+            `Evidence.later`; a cosine is NaN where nothing is known of them, and a logit counts as
+            the least of `best`. A source that this retrieval does not have is NaN everywhere.
         """
         retrieval = self.retrieval
         known = np.where((items >= 0) & (items < len(retrieval)), items, len(retrieval))
@@ -144,14 +186,38 @@ class Evidence:
             compute["content"] = partial(self._alike, items)
         if (sasrec := retrieval.sasrec) is not None:
             rows = None if later is None else later.sasrec
-            compute[SASREC] = partial(self._of_both, self.states, items, sasrec.vectors, rows)
+            compute[SASREC] = partial(self._logits_of, items, rows)
         values_by_source = {}
         for source in sources:
             if source in compute:
                 values_by_source[source] = compute[source]().astype(np.float64)
             elif source != MODEL:
                 values_by_source[source] = np.full(items.shape, np.nan)
+            if source in RANKED:
+                values_by_source[rank_of(source)] = self._ranks(source, values_by_source[source])
         return values_by_source
+
+    def _ranks(self, source: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n, c) how many of `best` are larger than each value."""
+        ranks = np.zeros(values.shape)
+        if source in self.best:
+            for rank, line, best in zip(ranks, values, self.best[source], strict=True):
+                rank[:] = MOST_RANK - np.searchsorted(best[::-1], line, side="right")
+        return ranks
+
+    def _logits_of(
+        self, items: NDArray[np.integer], later: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
+        """(n, c) logits of SASRec; the least of `best` for items that it does not know."""
+        size, least = len(self.retrieval), self.best[SASREC][:, -1:]
+        inside = (items >= 0) & (items < size)
+        logits = np.take_along_axis(self.logits, np.where(inside, items, 0), axis=1)
+        logits = np.where(inside, logits, np.where(least > -np.inf, least, np.float32(0)))
+        if later is not None:
+            row, column = np.nonzero((items >= size) & (items < size + len(later)))
+            theirs = np.einsum("md,md->m", self.states[row], later[items[row, column] - size])
+            logits[row, column] = np.where(np.isnan(theirs), logits[row, column], theirs)
+        return logits
 
     def _alike(self, items: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, c) cosines of contents; NaN outside the items."""

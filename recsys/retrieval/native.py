@@ -19,29 +19,27 @@ from scipy import sparse
 from recsys.interactions import Histories
 from recsys.native.library import PANEL, Library, address, constants, ffi
 from recsys.retrieval.reranker import (
-    FORMS,
-    MODEL,
+    KNEES,
+    MOST_RANK,
     NEW,
     OF_NEW,
-    POPULARITY,
-    RECENT,
     Network,
     Reranker,
+    names_of,
+    of_log_probs,
+    rank_of,
 )
 from recsys.retrieval.vectors import select_largest
 
-_PLAIN = (POPULARITY, RECENT)
 _NO_ROOM = 0, 0, None
-# Sources that the library ranks by, and forms of a network's inputs, as native.h names them.
-_RANKED = {
+# Sources that the library ranks by, as native.h names them.
+_SOURCES = {
     name: int(getattr(constants, name.upper()))
     for name in (
         "item_item", "vectors", "content", "sasrec", "model", "popularity", "recent"
     )
 }  # fmt: skip
-_INPUTS = {
-    name: int(getattr(constants, name.upper())) for name in ("value", "rank", "plain", "missing")
-}
+_LOG_RANKS = np.log1p(np.arange(MOST_RANK + 1.0))
 
 
 class NativeRetrieval:
@@ -86,8 +84,8 @@ class NativeRetrieval:
 
     def propose(
         self, evidence: Any, k: int, blocked: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Items and `supported` of `Retrieval.propose`, (n, w) each.
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.float32]]:
+        """Items and `supported` of `Retrieval.propose`, (n, w) each, and `Evidence.native_best`.
 
         Args:
             evidence: of n histories.
@@ -98,6 +96,7 @@ class NativeRetrieval:
         asked, cached = self._asked(evidence.histories, blocked, self._states(evidence))
         width = k + half * self._parts + quarter * self._orders
         items, supported = np.empty((n, width), np.int32), np.empty((n, width), np.bool_)
+        best = np.full((n, 2, MOST_RANK), -np.inf, np.float32)
         fields = {
             "k": k,
             "half": half,
@@ -105,10 +104,11 @@ class NativeRetrieval:
             "width": width,
             "items": items.ctypes.data,
             "supported": supported.ctypes.data,
+            "best": best.ctypes.data,
         }
         call = ffi.new("Proposals *", fields)
         workspace = self._workspace(n, 2 * k + half + quarter, 0)
-        if fitted.terms:
+        if fitted.terms and half:
             cosines = np.empty(blocked.shape, np.float32)
             self._call.recsys_cosines(fitted, asked, workspace, cosines.ctypes.data)
             # Items with equal contents are many: which of them is taken must be as before.
@@ -117,7 +117,7 @@ class NativeRetrieval:
             call.near = nearest.shape[1]
             cached += [cosines, nearest]
         self._call.recsys_propose(fitted, asked, call, workspace)
-        return items, supported
+        return items, supported, best
 
     def rank(
         self, pool: Any, reranker: Reranker, k: int
@@ -132,16 +132,17 @@ class NativeRetrieval:
         if n != len(histories) or not pool.log_probs.shape == pool.source.shape == pool.items.shape:
             raise ValueError(f"arrays of {n} requests do not fit {len(histories)} histories")
         asked, _ = self._asked(histories, None, self._states(pool.evidence))
-        items = np.ascontiguousarray(pool.items, np.int32)
-        log_probs = np.ascontiguousarray(pool.log_probs, np.float32)
+        log_probs = pool.log_probs
+        items = np.where(log_probs > -np.inf, pool.items, -1).astype(np.int32)
         source = np.ascontiguousarray(pool.source, np.int8)
         best, score = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
         best_source = np.empty((n, k), np.int8)
-        ranks = _log_ranks(width)
+        known = np.where(log_probs > -np.inf, log_probs, 0).astype(np.float64)
+        model, top = of_log_probs(known), np.ascontiguousarray(pool.evidence.native_best)
         packed = _packed(tuple(reranker.weights.items()), reranker.network)  # kept during the call
         call = ffi.new("Ranking *", packed.call[0])
-        call.width, call.k, call.log_rank = width, k, ranks.ctypes.data
-        call.items, call.log_probs = items.ctypes.data, log_probs.ctypes.data
+        call.width, call.k, call.log_rank = width, k, _LOG_RANKS.ctypes.data
+        call.items, call.model, call.top = items.ctypes.data, model.ctypes.data, top.ctypes.data
         call.source = source.ctypes.data
         call.gains = address(pool.gains)
         call.best, call.score = best.ctypes.data, score.ctypes.data
@@ -318,50 +319,33 @@ def _decays(decay: float, count: int) -> NDArray[np.float64]:
     return np.asarray(decay ** np.arange(count), np.float64)
 
 
-@lru_cache(maxsize=64)
-def _log_ranks(width: int) -> NDArray[np.float64]:
-    """(width + 1,) log(1 + rank)."""
-    return np.log1p(np.arange(width + 1))
-
-
 def covers(reranker: Reranker) -> bool:
     """Whether the library knows all sources of a reranker."""
-    return all(source in _RANKED or source == NEW for source in reranker.sources)
+    return all(source in _SOURCES or source == NEW for source in reranker.sources)
 
 
 class _Packed:
     """The weights of a reranker as the library reads them, and the arrays that they point to."""
 
     def __init__(self, weights: Mapping[str, float], network: Network | None) -> None:
-        arrays, call = weights, ffi.new("Ranking *")
-        sources = Reranker(arrays, network=network).sources
-        ranges: dict[str, tuple[int, int]] = {}  # of features, as the network's inputs name them
-        for name in sources:
-            if name == NEW:
-                continue
-            plain = name in _PLAIN
-            lines, count = (call.plain, "plain_count") if plain else (call.formed, "formed_count")
-            size = getattr(call, count)
-            line = lines[size]
-            line.source = _RANKED[name]
-            if plain:
-                line.value = arrays.get(name, 0.0)
-                ranges[name] = _INPUTS["plain"], size
-            else:
-                for form in FORMS:
-                    setattr(line, form, arrays.get(f"{name}.{form}", 0.0))
-                    ranges[f"{name}.{form}"] = _INPUTS[form], size
-                if name in OF_NEW:
-                    line.new_rank = arrays.get(f"{NEW}.{name}", 0.0)
-            setattr(call, count, size + 1)
-        ranges[f"{MODEL}.missing"] = _INPUTS["missing"], 0
-        call.missing = arrays.get(f"{MODEL}.missing", 0.0) if MODEL in sources else 0.0
-        call.weighs_new, call.is_new = NEW in sources, arrays.get(NEW, 0.0)
+        call, places = ffi.new("Ranking *"), {}
+        sources = Reranker(weights, network=network).sources
+        for source in (name for name in sources if name != NEW):
+            for knee, name in zip((0.0, *KNEES), names_of(source), strict=False):
+                feature, places[name] = call.feature[call.features], call.features
+                feature.source, feature.weight = _SOURCES[source], weights.get(name, 0.0)
+                feature.form = constants.RANK if name == rank_of(source) else constants.VALUE
+                if feature.form == constants.VALUE and name != source:
+                    feature.form, feature.knee = constants.ABOVE, knee
+                call.features += 1
+            if source in OF_NEW:
+                call.feature[places[source]].of_new = weights.get(f"{NEW}.{source}", 0.0)
+        call.weighs_new, call.is_new = NEW in sources, weights.get(NEW, 0.0)
         if network is not None:
-            self._inputs = ffi.new("Input[]", [ranges[name] for name in network.features])
+            self._inputs = np.array([places[name] for name in network.features], np.int64)
             self._units = np.ascontiguousarray(network.units.T)
             call.input_count, call.units = len(self._inputs), len(network.units)
-            call.input, call.network = self._inputs, self._units.ctypes.data
+            call.input, call.network = self._inputs.ctypes.data, self._units.ctypes.data
         self.call = call
 
 

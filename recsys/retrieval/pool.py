@@ -35,14 +35,22 @@ class Proposals(NamedTuple):
     supported: NDArray[np.bool_]
     evidence: Evidence
 
+    def ordered(self, reranker: Reranker, gains: NDArray[np.float64] | None = None) -> Proposals:
+        """The same, best first by the reranker without the model; `gains` as in `Pool`."""
+        known = np.zeros(self.items.shape, np.float32)
+        pool = Pool(self.items, known, self.supported.astype(np.int8), self.evidence, gains)
+        items, _, supported = pool.rank(reranker.without_model, self.items.shape[1])
+        return Proposals(items, supported.astype(np.bool_), self.evidence)
+
 
 @dataclass(frozen=True, eq=False)
 class Pool:
     """Items for n histories.
 
     Attributes:
-        items: (n, w) int32, -1 for none; of equal items the first counts.
-        log_probs: (n, w) float32 of the model, -inf where it has not scored an item.
+        items: (n, w) int32, -1 for none; of equal items the first that the model has scored counts.
+        log_probs: (n, w) float32 of the model, -inf where it has not scored an item, which is then
+            not ranked.
         source: (n, w) int8, what proposed each.
         evidence: of the histories.
         gains: (n, w) float64, what is added to the score of each; None for nothing.
@@ -103,12 +111,12 @@ class Pool:
 
     @cached_property
     def distinct(self) -> NDArray[np.int32]:
-        """(n, w) the items, -1 where one stands again."""
-        return np.where(repeated(self.items), np.int32(-1), self.items)
+        """(n, w) the items that are ranked, -1 where one stands again."""
+        known = np.where(self.log_probs > -np.inf, self.items, np.int32(-1))
+        return np.where(repeated(known), np.int32(-1), known)
 
     def values(self, sources: Sequence[str]) -> dict[str, NDArray[np.float64]]:
         """What sources and the model say of the `distinct` items, for `Reranker.score`."""
         values = self.evidence.values(self.distinct, sources)
-        log_probs = self.log_probs.astype(np.float64)
-        values[MODEL] = np.where(log_probs > -np.inf, log_probs, np.nan)
+        values[MODEL] = np.where(self.distinct >= 0, self.log_probs, np.nan).astype(np.float64)
         return values

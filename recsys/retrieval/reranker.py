@@ -1,20 +1,21 @@
-"""Reranker: one score for each candidate of a request, from the values of several sources.
+"""Reranker: the score of an item for a history, from the values of several sources.
 
-A source gives each candidate a number: co-occurrence evidence, a cosine, a logit, or the model's
-log-probability. Each number becomes two features: itself, and log(1 + rank) among the
-candidates. The score is linear in the features, plus the output of a
-small network of them where validation shows a gain. The softmax of the scores is the estimated
-probability that a candidate is the next item (the conditional logit of McFadden, 1974).
+A source gives an item a number: co-occurrence evidence, a cosine, a logit, or the model's
+log-probability. Each feature is a function of such a number and of the history. No feature depends
+on the other candidates, so an item has one score, whatever else a request allows. The score is
+linear in the features, plus the output of a small network of those of retrieval where validation
+shows a gain. Over all items of a catalog, the softmax of the scores estimates the probability of
+the next item (the conditional logit of McFadden, 1974); its normaliser is left out.
 `recsys.training.reranking` fits it on validation users.
 
 An item without training events has no co-occurrence and no popularity. It has further weights: one
-for being new, and one for its rank by each source that knows something of it.
+for being new, and one for its value by each source that knows something of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,23 +41,40 @@ NEW = "new"
 SEEN = "seen:"
 """Begins the source of a type of events: how recently the history has such events on the item."""
 SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, RECENT, TARGET_POPULARITY, MODEL)
-FORMS = ("value", "rank")
+RANKED = (*SHARES, SASREC)
+"""Sources with a further feature: log(1 + rank) among all items that are not in the history."""
+MOST_RANK = 50
+"""Ranks from here on count as this one."""
+KNEES = (0.3, 0.6)
+"""Cosines have a further feature for each of these: how far they are above it."""
+FLOOR = 1e-3
+"""The feature of the model is log(probability + FLOOR): smaller probabilities differ little."""
 OF_NEW = (*COSINES, SASREC, MODEL)
 """Sources that know something of items without events."""
+
+
+def rank_of(source: str) -> str:
+    """The name of the ranks by a source, among values and among features."""
+    return f"{source}.rank"
+
+
+RANKS = frozenset(map(rank_of, RANKED))
 
 
 def names_of(source: str) -> list[str]:
     """Names of the features of a source."""
     if source == NEW:
         return [NEW, *(f"{NEW}.{other}" for other in OF_NEW)]
-    if _is_plain(source):
-        return [source]
-    return [f"{source}.{form}" for form in FORMS] + ([f"{source}.missing"] * (source == MODEL))
+    if source in RANKED:
+        return [source, rank_of(source)]
+    return [source, *(f"{source}.above_{knee}" for knee in KNEES * (source in COSINES))]
 
 
-def _is_plain(source: str) -> bool:
-    """Whether the value of a source is its only feature."""
-    return source in (POPULARITY, RECENT, TARGET_POPULARITY) or source.startswith(SEEN)
+def source_of(feature: str) -> str:
+    """The source of a feature."""
+    if feature.startswith(f"{NEW}."):
+        return feature.removeprefix(f"{NEW}.")
+    return feature if feature.startswith(SEEN) else feature.split(".")[0]
 
 
 FEATURES = frozenset(name for source in (*SOURCES, NEW) for name in names_of(source))
@@ -69,7 +87,8 @@ class Network:
     """One hidden layer of ReLU units over the features of a candidate.
 
     Attributes:
-        features: their names, in the order of the columns; not those of items without events.
+        features: their names, in the order of the columns; not those of items without events, and
+            not the model's, in whose probability the score is then monotone.
         units: (U, F + 2) float64: each unit's weights of the features, its bias, and its weight in
             the output.
     """
@@ -115,8 +134,8 @@ class Network:
 
 
 def _may_be_input(name: str) -> bool:
-    is_of_new = name == NEW or name.startswith(f"{NEW}.")
-    return (name in FEATURES and not is_of_new) or name.startswith(SEEN)
+    is_other = name in (NEW, MODEL) or name.startswith(f"{NEW}.")
+    return (name in FEATURES and not is_other) or name.startswith(SEEN)
 
 
 @dataclass(frozen=True)
@@ -128,8 +147,8 @@ class Reranker:
             list is served unchanged.
         candidates: items that the model of pairs proposes; each further source
             proposes half as many, and popularity a quarter (`Retrieval.propose`).
-        nodes: most nodes of the target's tree for these items; the model's probability of items
-            that do not fit is unknown (`model.missing`).
+        nodes: most nodes of the target's tree for these items, best first by retrieval alone, for a
+            list of at most 20 items; items that do not fit are not listed.
         network: what is added to the linear score, or None.
     """
 
@@ -154,9 +173,14 @@ class Reranker:
         """The sources whose features have weight, or are an input of the network."""
         inputs = () if self.network is None else self.network.features
         used = sorted({name for name, weight in self.weights.items() if weight} | {*inputs})
-        sources = dict.fromkeys(n if n.startswith(SEEN) else n.split(".")[0] for n in used)
-        sources |= dict.fromkeys(n.removeprefix(f"{NEW}.") for n in used if n.startswith(f"{NEW}."))
-        return list(sources)
+        names = [source_of(name) for name in used]
+        return list(dict.fromkeys(names + [NEW] * any(n.startswith(f"{NEW}.") for n in used)))
+
+    @cached_property
+    def without_model(self) -> Reranker:
+        """The same without the features of the model, to choose what the model scores."""
+        weights = {name: w for name, w in self.weights.items() if source_of(name) != MODEL}
+        return replace(self, weights=weights)
 
     @classmethod
     def of_source(cls, source: str, candidates: int, nodes: int) -> Reranker:
@@ -166,40 +190,29 @@ class Reranker:
             >>> Reranker.of_source("popularity", 40, 32).weights
             {'popularity': 1.0}
         """
-        weights = {names_of(source)[0]: 1.0}
-        if source == MODEL:
-            weights[f"{MODEL}.missing"] = -1.0  # after every item that the model has scored
-        return cls(weights, candidates, nodes)
+        return cls({source: 1.0}, candidates, nodes)
 
     def score(
         self, values: Mapping[str, NDArray[np.floating[Any]]], there: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        """Log-probabilities of the candidates among each other.
+        """The score of each candidate.
 
         Args:
-            values: source -> (n, w) values, for all of `sources`; NaN where there is none.
+            values: source -> (n, w) values, for all of `sources`, and the ranks by those of
+                `RANKED`; NaN where there is none.
             there: (n, w) which places hold a candidate.
 
         Returns:
             (n, w), -inf where there is no candidate.
         """
-        total = np.where(there, self._weighted(values, there), -np.inf)
-        most = total.max(axis=1, keepdims=True, initial=-np.inf)
-        shifted = total - np.where(np.isfinite(most), most, 0)
-        # Summed in order, so that padding does not change the last bits.
-        norm = np.exp(shifted).cumsum(axis=1)[:, -1:]
-        return np.asarray(shifted - np.log(np.where(norm > 0, norm, 1)))
-
-    def _weighted(
-        self, values: Mapping[str, NDArray[np.floating[Any]]], there: NDArray[np.bool_]
-    ) -> NDArray[np.float64]:
-        """(n, w) sum of the weighted features, and the output of the network."""
         total = np.zeros(there.shape)
         features = features_of(values, there, self.sources)
         for name, feature in features.items():
             if weight := self.weights.get(name, 0.0):
                 total += weight * feature
-        return total if self.network is None else total + self.network.outputs(features)
+        if self.network is not None:
+            total += self.network.outputs(features)
+        return np.where(there, total, -np.inf)
 
 
 def feature_matrix(
@@ -217,58 +230,37 @@ def features_of(
     there: NDArray[np.bool_],
     sources: Sequence[str],
 ) -> dict[str, NDArray[np.float64]]:
-    """The features of some sources; 0 where there is no candidate.
+    """The features of some sources; 0 where there is no candidate, and where a value is unknown.
 
     Args:
-        values: source -> (n, w); NaN where the model has not scored a candidate.
+        values: source -> (n, w), and the ranks by those of `RANKED`; NaN where a source knows
+            nothing of a candidate.
         there: (n, w) which places hold a candidate.
         sources: of `SOURCES`, of types of events, and `NEW`.
 
     Returns:
-        feature -> (n, w), in the order in which scores add them up. An unscored candidate has the
-        least value that the request has.
+        feature -> (n, w), in the order in which scores add them up.
     """
-    formed = [source for source in sources if source != NEW and not _is_plain(source)]
     features: dict[str, NDArray[np.float64]] = {}
-    for source in filter(_is_plain, sources):
+    for source in (name for name in sources if name != NEW):
         known = there & ~np.isnan(values[source])
-        features[source] = np.where(known, values[source], 0).astype(np.float64)
-    if formed:
-        stacked = np.stack([values[source] for source in formed]).astype(np.float64)
-        for form, columns in zip(FORMS, _forms(stacked, there), strict=True):
-            features |= {f"{name}.{form}": c for name, c in zip(formed, columns, strict=True)}
-    if MODEL in formed:
-        features[f"{MODEL}.missing"] = (there & np.isnan(values[MODEL])).astype(np.float64)
+        value = np.where(known, values[source], 0).astype(np.float64)
+        features[source] = value
+        if source == MODEL:
+            features[source] = np.where(known, of_log_probs(value), np.log(FLOOR) * there)
+        if source in RANKED:
+            features[rank_of(source)] = np.where(known, np.log1p(values[rank_of(source)]), 0)
+        if source in COSINES:
+            for knee in KNEES:
+                features[f"{source}.above_{knee}"] = np.maximum(value - knee, 0)
     if NEW in sources:
         new = there & (values[NEW] > 0)
         features[NEW] = new.astype(np.float64)
-        for source in (name for name in formed if name in OF_NEW):
-            features[f"{NEW}.{source}"] = np.where(new, features[f"{source}.rank"], 0)
+        for source in (name for name in sources if name in OF_NEW):
+            features[f"{NEW}.{source}"] = np.where(new, features[source], 0)
     return features
 
 
-def _forms(
-    values: NDArray[np.float64], there: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The `FORMS` of (S, n, w) values of several sources, each (S, n, w)."""
-    known = there & ~np.isnan(values)
-    low = np.where(known, values, np.inf).min(axis=2, keepdims=True, initial=np.inf)
-    filled = np.where(known, values, np.where(np.isfinite(low), low, 0.0))
-    ranks = _ranks(values.reshape(-1, there.shape[1]), known.reshape(-1, there.shape[1]))
-    logs = np.log1p(np.arange(there.shape[1] + 1))
-    rank = logs[ranks].reshape(values.shape)
-    return np.where(there, filled, 0), np.where(there, rank, 0)
-
-
-def _ranks(values: NDArray[np.floating[Any]], known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(n, w) number of known candidates with a larger value; all of them for an unknown one."""
-    falling = np.where(known, -values, np.inf)
-    order = np.argsort(falling, axis=1)  # equal values get one rank, in any order
-    ordered = np.take_along_axis(falling, order, axis=1)
-    column = np.broadcast_to(np.arange(values.shape[1]), values.shape)
-    new = np.ones(values.shape, np.bool_)
-    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    ranks = np.empty(values.shape, np.int64)
-    first = np.maximum.accumulate(np.where(new, column, 0), axis=1)
-    np.put_along_axis(ranks, order, first, axis=1)
-    return ranks
+def of_log_probs(log_probs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The feature of the model's log-probabilities."""
+    return np.asarray(np.log(np.exp(log_probs) + FLOOR))

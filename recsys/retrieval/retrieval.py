@@ -52,7 +52,7 @@ from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
-FORMAT = 7  # of the files; up to 6, the last item was a source
+FORMAT = 8  # of the files; up to 7, scores depended on the candidates
 NETWORK = "reranker_network.npy"
 TARGET_COUNTS = "target_popularity.npy"
 RECENT_COUNTS = "recent_popularity.npy"
@@ -224,7 +224,9 @@ class Retrieval:
         free = self._blocked(histories, exclude_seen, excluded, allowed, size)
         blocked, evidence = free[:, : len(self)], Evidence(self, histories, later, grown)
         if (native := evidence.native) is not None:
-            return Proposals(*native.propose(evidence, k, free), evidence)
+            items, supported, best = native.propose(evidence, k, free)
+            vars(evidence)["native_best"] = best  # the same pass over the catalog finds them
+            return Proposals(items, supported, evidence)
         first, half = self._candidates(evidence, k, blocked), -(-k // 2)
         proposed = [first.items]
         if self.types is not None:
@@ -234,9 +236,8 @@ class Retrieval:
         if self.content is not None:
             proposed.append(nearest(evidence.cosines, half, blocked))
         if self.sasrec is not None:
-            logits = product(evidence.states, self.sasrec.vectors)
-            logits[~evidence.states.any(axis=1)] = -np.inf
-            proposed.append(best_entries(logits, half, blocked))
+            unknown = ~evidence.states.any(axis=1, keepdims=True)
+            proposed.append(best_entries(evidence.logits, half, blocked | unknown))
         elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
             proposed.append(nearest(product(evidence.vectors, self.vectors.vectors), half, blocked))
         orders = [self.popular_order] + ([] if self.recent is None else [self.recent_order])

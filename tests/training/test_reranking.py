@@ -7,7 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recsys.retrieval.reranker import MODEL, NEW, RECENT, SOURCES, Reranker, feature_matrix
+from recsys.retrieval.reranker import (
+    MODEL,
+    NEW,
+    RANKED,
+    RECENT,
+    SOURCES,
+    Reranker,
+    feature_matrix,
+    rank_of,
+)
 from recsys.training import reranking
 from recsys.training.reranking import (
     COST,
@@ -25,11 +34,21 @@ SHAPE = Reranker({}, candidates=8, nodes=4)
 USERS, WIDTH = 900, 12
 
 
+def with_ranks(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The values, and ranks among the candidates as if they were the whole catalog."""
+    ranks = {
+        rank_of(source): (values[source][:, None] > values[source][:, :, None]).sum(-1)
+        for source in RANKED
+        if source in values
+    }
+    return values | ranks
+
+
 def make(weights: dict[str, float], users: int = USERS, seed: int = 0) -> Candidates:
     """Users whose next item is drawn from the softmax of a weighted sum of values."""
     rng = np.random.default_rng(seed)
     items = np.stack([rng.permutation(50)[:WIDTH] for _ in range(users)]).astype(np.int32)
-    values = {source: rng.normal(size=items.shape) for source in SOURCES}
+    values = with_ranks({source: rng.normal(size=items.shape) for source in SOURCES})
     scores = sum(weight * values[source] for source, weight in weights.items())
     noisy = scores + rng.gumbel(size=items.shape)
     targets = items[np.arange(users), noisy.argmax(axis=1)]
@@ -54,7 +73,7 @@ def test_the_weights_that_drew_the_items_are_found():
 
 def test_ranks_count_the_candidates_before_the_next_item():
     items = np.array([[4, 7, 9, -1], [1, 2, 3, 5], [1, 2, 3, -1]], np.int32)
-    values = {source: np.zeros(items.shape) for source in SOURCES}
+    values = with_ranks({source: np.zeros(items.shape) for source in SOURCES})
     values["popularity"] = np.array([[1.0, 3, 2, 99], [5, 5, 7, 5], [1, 1, 1, 1]])
     found = Candidates(items, values, np.array([9, 5, 8], np.int32))
     by_popularity = Reranker.of_source("popularity", 8, 4)
@@ -76,7 +95,9 @@ def test_a_part_that_ranks_better_alone_is_served():
     found = make({MODEL: 3.0}, users=60)
     noise = np.random.default_rng(1)
     misled = Candidates(
-        found.items, {s: noise.normal(size=found.items.shape) for s in SOURCES}, found.targets
+        found.items,
+        with_ranks({s: noise.normal(size=found.items.shape) for s in SOURCES}),
+        found.targets,
     )
     ranks = np.zeros(60, np.int64)  # the model's own lists are perfect
     choice = choose(misled, SHAPE, {MODEL: ranks})
@@ -87,13 +108,13 @@ def test_a_part_that_ranks_better_alone_is_served():
 
 
 def test_without_hits_the_weights_are_those_of_the_prior(monkeypatch):
-    monkeypatch.setattr(reranking, "PRIOR", {"content.value": 0.5, "popularity": -2.0})
+    monkeypatch.setattr(reranking, "PRIOR", {"content": 0.5, "popularity": -2.0})
     found = make({"content": 2.0}, users=30)
     nothing = replace(found, targets=np.full(30, 99, np.int32))
     weights = fit(only(nothing, "content", "popularity"), SHAPE).weights
-    assert weights["content.value"] == pytest.approx(0.5 / found.values["content"].std())
+    assert weights["content"] == pytest.approx(0.5 / found.values["content"].std())
     assert weights["popularity"] == pytest.approx(-2.0 / found.values["popularity"].std())
-    assert weights["content.rank"] == 0
+    assert weights["content.above_0.3"] == 0
 
 
 @pytest.mark.parametrize(("users", "near"), [(2, True), (4000, False)])
@@ -144,7 +165,7 @@ def with_interaction(users: int) -> Candidates:
 
 def test_a_network_finds_what_no_sum_of_features_says():
     found = with_interaction(1500)
-    names = ("content", "vectors", "item_item")
+    names = ("content", "vectors", "item_item", "item_item.rank")
     found = replace(found, values={name: found.values[name] for name in names})
     choice = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)})
     reranker, info = choice.reranker, choice.info
@@ -175,7 +196,8 @@ def with_new_items(users: int) -> tuple[Candidates, np.ndarray]:
     values["item_item"] = np.where(new, 0, np.abs(values["item_item"]))
     score = 3 * values["item_item"] + np.where(new, 2 * values["content"] + 2, 0)
     targets = items[np.arange(users), (score + rng.gumbel(size=items.shape)).argmax(axis=1)]
-    return Candidates(items, values | {NEW: new.astype(float)}, targets), targets < 10
+    values = with_ranks(values) | {NEW: new.astype(float)}
+    return Candidates(items, values, targets), targets < 10
 
 
 def test_weights_for_new_items_change_no_other_item():
@@ -186,7 +208,7 @@ def test_weights_for_new_items_change_no_other_item():
     known = replace(found, values=found.values | {NEW: np.zeros(found.items.shape)})
     scores = [reranker.score(known.values, known.there) for reranker in (before, after)]
     np.testing.assert_array_equal(*scores)
-    assert after.weights["new.content"] < 0  # a lower rank is worse
+    assert after.weights["new.content"] > 0
 
 
 def test_new_items_gain_what_other_users_can_spare():
@@ -208,7 +230,7 @@ def test_new_items_gain_what_other_users_can_spare():
 
 def test_too_few_new_items_fit_no_weights_for_them():
     found, is_new = with_new_items(900)
-    reranker = Reranker({"item_item.value": 1.0}, 8, 4)
+    reranker = Reranker({"item_item": 1.0}, 8, 4)
     few = np.append(np.flatnonzero(~is_new), np.flatnonzero(is_new)[:20])
     assert fit_new(found.take(few), reranker) == reranker
 

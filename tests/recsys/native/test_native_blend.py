@@ -117,7 +117,8 @@ def make_reranker(rng):
     names = sorted(name for name in FEATURES if "target" not in name)
     chosen = [name for name in names if rng.random() < 0.8]
     weights = {name: float(rng.normal()) for name in chosen}
-    inputs = [n for n in names if not n.startswith("new") and rng.random() < 0.5]
+    read = [name for name in names if name != "model" and not name.startswith("new")]
+    inputs = [name for name in read if rng.random() < 0.5]
     units = rng.normal(size=(int(rng.integers(1, 40)), len(inputs) + 2))
     network = (
         Network(tuple(rng.permutation(inputs)), units) if inputs and rng.random() < 0.7 else None
