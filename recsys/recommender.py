@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest, read_whole
 from recsys.bundle import Bundle
@@ -30,6 +32,7 @@ from recsys.interactions import Histories
 from recsys.listing import (
     Batch,
     Lists,
+    blended_scores,
     boost_of,
     caps_of,
     describe,
@@ -328,16 +331,35 @@ class Recommender:
             RequestError: an item that cannot be recommended; the text names it.
         """
         epoch = self.begin()
-        item_numbers = [epoch.catalog.index(ids) for ids in items]
-        for ids, numbers in zip(items, item_numbers, strict=True):
-            if (numbers < 0).any():
-                raise RequestError(f"item {ids[int(numbers.argmin())]!r} is not in the catalog")
         known = [epoch.catalog.known(history) for history in histories]
-        prompts = epoch.encoder.encode_all(Histories.of([h[h >= 0] for h in known]))
-        rows = [epoch.trie.item_row[numbers] for numbers in item_numbers]
+        own = Histories.of([h[h >= 0] for h in known])
+        return self._log_probs(epoch, own, _numbers(epoch, items))
+
+    def rank(
+        self, requests: Sequence[RecommendRequest], items: Sequence[Sequence[str]]
+    ) -> list[list[float]]:
+        """Scores of given items, as the list of each request has them, without its boosts.
+
+        They are log-probabilities, or blended scores if the bundle blends its lists.
+
+        Raises:
+            RequestError: an item that cannot be recommended; the text names it.
+        """
+        epoch = self.begin()
+        batch, numbers = Batch.of(epoch, requests, self.types), _numbers(epoch, items)
+        log_probs = self._log_probs(epoch, batch.histories, numbers)
+        if self.retrieval is None or not self.blends(RecommendRequest([])):
+            return log_probs
+        return blended_scores(batch, self.retrieval, numbers, log_probs)
+
+    def _log_probs(
+        self, epoch: Epoch, histories: Histories, items: Sequence[NDArray[np.int32]]
+    ) -> list[list[float]]:
+        prompts = epoch.encoder.encode_all(histories)
+        rows = [epoch.trie.item_row[numbers] for numbers in items]
         target, slots = self.engine.target, self.engine.prompt_slots
         scores = score_rows(target, prompts, self.engine.trie, rows, prompt_slots=slots).tolist()
-        return [line[: len(numbers)] for line, numbers in zip(scores, item_numbers, strict=True)]
+        return [line[: len(numbers)] for line, numbers in zip(scores, items, strict=True)]
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
         """The k items most similar to one item, with scores, best first.
@@ -420,6 +442,15 @@ class Recommender:
     def reranker(self) -> Reranker | None:
         """What ranks blended lists."""
         return None if self.retrieval is None else self.retrieval.reranker
+
+
+def _numbers(epoch: Epoch, items: Sequence[Sequence[str]]) -> list[NDArray[np.int32]]:
+    """Dense numbers of items; RequestError for one that cannot be recommended."""
+    found = [epoch.catalog.index(ids) for ids in items]
+    for ids, numbers in zip(items, found, strict=True):
+        if (numbers < 0).any():
+            raise RequestError(f"item {ids[int(numbers.argmin())]!r} is not in the catalog")
+    return found
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:

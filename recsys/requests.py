@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MIN_BEAMS = 20
 POOLS = (MIN_BEAMS, 50, 100)
-"""A blended list is ranked in the smallest of these pools that its k fits into, or in one of k: within
-a pool, the list of k items begins that of k + 1."""
+"""Beams of blended lists: the least of these that is at least k, or else k. Lists with the same
+beams begin with the same items."""
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular", "pinned"]
 SOURCES: tuple[Source, ...] = get_args(Source)  # by `recsys.listing`'s numbers

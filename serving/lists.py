@@ -36,6 +36,7 @@ from recsys.serving.schemas.lists import (
     ListResponse,
     TogetherQuery,
 )
+from recsys.serving.stores.records import TypedHistory
 from recsys.serving.stores.store import Store
 from recsys.serving.trending import Trending, Trends
 from recsys.serving.worker import ScoreRequest
@@ -162,8 +163,8 @@ class Lists:
                 find(recommender.catalog, item_id)  # raises if it was removed meanwhile
                 raise
 
-    async def rank(self, body: RankBody, history: Sequence[str], deadline: float) -> bytes:
-        """Given items by their probability after a history; errors are those of a batcher."""
+    async def rank(self, body: RankBody, history: TypedHistory, deadline: float) -> bytes:
+        """Given items by their score after a history; errors are those of a batcher."""
         item_ids = list(dict.fromkeys(body.items))
         with self._models.lease(body.model) as model:
             known, scores = await self._rated(model, history, item_ids, deadline)
@@ -175,7 +176,7 @@ class Lists:
                     model=model.ref(body.model),
                     items=ScoredItem.listed(catalog, order, "model"),
                     unknown_items=[name for name in item_ids if name not in there],
-                    history_items=int((catalog.known(history) >= 0).sum()),
+                    history_items=int((catalog.known(history.items) >= 0).sum()),
                 )
                 return as_json(answer)
 
@@ -184,7 +185,7 @@ class Lists:
     # Internals
 
     async def _rated(
-        self, model: Model, history: Sequence[str], item_ids: Sequence[str], deadline: float
+        self, model: Model, history: TypedHistory, item_ids: Sequence[str], deadline: float
     ) -> tuple[list[str], list[float]]:
         """The items that the catalog has, and their scores.
 
@@ -196,7 +197,8 @@ class Lists:
             if not known:
                 return [], []
             try:
-                scored = ScoreRequest(history, known)
+                request = RecommendRequest(history.items, history_types=history.types)
+                scored = ScoreRequest(request, known)
                 work = 1 + len(known) / 100
                 CALLER.get().charge(work - 1)
                 answer = await model.queue(work).submit(scored, deadline=deadline, work=work)

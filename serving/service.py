@@ -417,7 +417,7 @@ class Service:
         history = await self._history(body, deadline)
         if history is None:
             raise _unknown_user(body)
-        return await self.state.lists.rank(body, history.items, deadline)
+        return await self.state.lists.rank(body, history, deadline)
 
     async def write(self, body: TextsRequest) -> TextsResponse:
         """Write a text after a prompt; errors are those of `Texts`."""

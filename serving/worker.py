@@ -43,9 +43,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Items that the catalog has, to score for one history (outside ids, oldest first)."""
+    """Items that the catalog has, to score for the history of a request."""
 
-    history: Sequence[str]
+    request: RecommendRequest
     items: Sequence[str]
 
 
@@ -199,8 +199,8 @@ def _answer(recommender: Recommender, batch: Sequence[Work]) -> list[Done]:
     if asked:
         done |= zip(asked, recommender.recommend_batch(list(asked.values())), strict=True)
     if ranks:
-        histories, items = zip(*((w.history, w.items) for w in ranks.values()), strict=True)
-        done |= zip(ranks, recommender.score(histories, items), strict=True)
+        requests, items = zip(*((w.request, w.items) for w in ranks.values()), strict=True)
+        done |= zip(ranks, recommender.rank(requests, items), strict=True)
     return [done[i] for i in range(len(batch))]
 
 

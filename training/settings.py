@@ -452,7 +452,7 @@ class RetrievalConfig:
     candidates: NonNegativeInt = 40
     """Items that pair rules propose to the reranker; each further source proposes half as many, and
     popularity a quarter."""
-    nodes: NonNegativeInt = internal(default=64)
+    nodes: NonNegativeInt = internal(default=32)
     """Nodes of the target's tree that the candidates of a served list may use."""
     beams: PositiveInt = internal(default=20)
     """Beam width of the search for fitting the reranker."""

@@ -113,9 +113,10 @@ class Evidence:
 
     @cached_property
     def native_best(self) -> NDArray[np.float32]:
-        """(n, 2, `MOST_RANK`) the same of `item_item` and SASRec by the native library."""
+        """(n, 2, `MOST_RANK`) those of `item_item` and SASRec by the native library."""
         assert self.native is not None  # noqa: S101 - the caller has looked
-        return self.native.propose(self, 0, np.ones((len(self.histories), len(self.retrieval)), bool))[2]
+        blocked = np.ones((len(self.histories), len(self.retrieval)), np.bool_)
+        return self.native.propose(self, 0, blocked)[2]
 
     @cached_property
     def vectors(self) -> NDArray[np.float32]:
@@ -184,7 +185,7 @@ class Evidence:
             compute["vectors"] = lambda: near(self.vectors)
         if retrieval.content is not None:
             compute["content"] = partial(self._alike, items)
-        if (sasrec := retrieval.sasrec) is not None:
+        if retrieval.sasrec is not None:
             rows = None if later is None else later.sasrec
             compute[SASREC] = partial(self._logits_of, items, rows)
         values_by_source = {}

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracles import assert_as_exact, tiny_model
 from scipy import sparse
 from toy_bundle import counted_codes, items_table, write_bundle
@@ -197,6 +199,49 @@ def test_candidates_beyond_the_node_budget_are_not_listed(rec):
     assert set(ids_of(rec.recommend_batch([request])[0])) == beams
     rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, nodes=2))  # one more item fits
     assert len(set(ids_of(rec.recommend_batch([request])[0])) - beams) <= 1
+
+
+def scored(result):
+    return {r.item_id: r.score for r in result.recommendations}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_item_has_one_score_whatever_else_is_asked(folder, dtype):
+    rec = Recommender.load(folder, dtype=dtype)
+    rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, candidates=6, nodes=24))
+    some = st.lists(st.sampled_from(IDS), max_size=8)
+
+    @settings(max_examples=40, deadline=None)
+    @given(some, some, st.integers(1, 49), st.booleans(), st.booleans())
+    def check(history, excluded, k, filtered, exclude_seen):
+        plain = RecommendRequest(history, k, exclude_seen=exclude_seen)
+        limits = {"exclude_items": excluded, "filter": EVEN if filtered else None}
+        asked = [plain, plain, plain.changed(k=k + 1), plain.changed(**limits)]
+        first, again, longer, fewer = rec.recommend_batch(asked)
+        assert first.recommendations == again.recommendations
+        if k not in (20, 50):  # the next pool begins behind these
+            assert first.recommendations == longer.recommendations[: len(first.recommendations)]
+        ours, theirs = scored(first), scored(fewer)
+        both = [item for item in ours if item in theirs]
+        assert both == [item for item in theirs if item in ours]
+        assert [ours[item] for item in both] == pytest.approx([theirs[i] for i in both], rel=1e-5)
+        (given_scores,) = rec.rank([plain], [list(ours)])
+        assert given_scores == pytest.approx(list(ours.values()), rel=1e-5)
+
+    check()
+
+
+def test_a_removal_leaves_the_scores_of_the_rest(rec):
+    request = RecommendRequest(["id-3", "id-9"], 20)
+    before = rec.recommend_batch([request])[0]
+    removed = ids_of(before)[:4:2]
+    rec.remove(removed)
+    after = scored(rec.recommend_batch([request])[0])
+    kept = [item for item in ids_of(before) if item in after]
+    assert not set(removed) & set(after)
+    assert len(kept) == 18
+    assert [item for item in after if item in kept] == kept
+    assert [after[item] for item in kept] == pytest.approx([scored(before)[i] for i in kept])
 
 
 def test_requests_for_the_models_own_list_are_not_blended(rec):

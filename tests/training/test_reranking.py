@@ -57,7 +57,10 @@ def make(weights: dict[str, float], users: int = USERS, seed: int = 0) -> Candid
 
 def only(candidates: Candidates, *sources: str) -> Candidates:
     """The same candidates with the values of some sources."""
-    return replace(candidates, values={source: candidates.values[source] for source in sources})
+    values = {
+        n: part for n, part in candidates.values.items() if n.removesuffix(".rank") in sources
+    }
+    return replace(candidates, values=values)
 
 
 def test_the_weights_that_drew_the_items_are_found():
