@@ -265,8 +265,8 @@ class Recommender:
         reranker = self.reranker if kind.blend else None
         if reranker is not None and self.retrieval is not None:
             proposals = batch.proposals(self.retrieval, max(reranker.candidates, kind.beams))
-            proposals = proposals.ordered(reranker, batch.gains(proposals.items))
             nodes = reranker.nodes * kind.beams // MIN_BEAMS
+            proposals = proposals.best(reranker, nodes, batch.gains(proposals.items))
         decoded = self.engine.decode(
             batch.search_request(proposals, nodes),
             kind.beams,

@@ -6,7 +6,6 @@ import numpy as np
 
 from recsys.decoding.planner import Plan
 from recsys.interactions import Histories
-from recsys.listing import Batch
 from recsys.modes import Captured, Mode
 from recsys.recommender import Recommender
 from recsys.requests import MIN_BEAMS, RecommendRequest
@@ -36,19 +35,14 @@ def _capture_decodes(recommender: Recommender) -> None:
 
     Decodes of ordinary requests: K is 20, and they are blended if that is the default.
     """
-    engine, size = recommender.engine, (0, 0)
+    engine, nodes = recommender.engine, 0
     plans = engine.plans
     if recommender.mode != Mode.PLANNED:
         own = Plan(recommender.mode, engine.draft_nodes)
         plans = [Plan(), *(plan for plan in plans if plan == own)]
-    ordinary, retrieval = RecommendRequest([]), recommender.retrieval
-    reranker = recommender.reranker if recommender.blends(ordinary) else None
-    if retrieval is not None and reranker is not None:
-        most = max(reranker.candidates, MIN_BEAMS)
-        batch = Batch.of(recommender.epoch, [ordinary], recommender.types)
-        proposed = batch.proposals(retrieval, most).items.shape[1]
-        size = proposed + most, reranker.nodes  # those that items added later propose, too
+    if recommender.reranker is not None and recommender.blends(RecommendRequest([])):
+        nodes = recommender.reranker.nodes
     sizes = recommender.max_batch, recommender.epoch.encoder.max_tokens, MIN_BEAMS
-    engine.captures.capture_passes(*sizes, plans, spare=size[1])
+    engine.captures.capture_passes(*sizes, plans, spare=nodes)
     whole = [plan for plan in plans if plan.mode != Mode.EXHAUSTIVE]
-    engine.captures.capture_decodes(*sizes, [size], whole)
+    engine.captures.capture_decodes(*sizes, [(nodes, nodes)], whole)

@@ -210,10 +210,11 @@ class Evidence:
         self, items: NDArray[np.integer], later: NDArray[np.float32] | None
     ) -> NDArray[np.float32]:
         """(n, c) logits of SASRec; the least of `best` for items that it does not know."""
-        size, least = len(self.retrieval), self.best[SASREC][:, -1:]
+        size, best = len(self.retrieval), self.best[SASREC]
+        least = np.where(best > -np.inf, best, np.inf).min(axis=1, keepdims=True)
         inside = (items >= 0) & (items < size)
         logits = np.take_along_axis(self.logits, np.where(inside, items, 0), axis=1)
-        logits = np.where(inside, logits, np.where(least > -np.inf, least, np.float32(0)))
+        logits = np.where(inside, logits, np.where(least < np.inf, least, np.float32(0)))
         if later is not None:
             row, column = np.nonzero((items >= size) & (items < size + len(later)))
             theirs = np.einsum("md,md->m", self.states[row], later[items[row, column] - size])

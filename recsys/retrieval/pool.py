@@ -35,11 +35,13 @@ class Proposals(NamedTuple):
     supported: NDArray[np.bool_]
     evidence: Evidence
 
-    def ordered(self, reranker: Reranker, gains: NDArray[np.float64] | None = None) -> Proposals:
-        """The same, best first by the reranker without the model; `gains` as in `Pool`."""
+    def best(
+        self, reranker: Reranker, count: int, gains: NDArray[np.float64] | None = None
+    ) -> Proposals:
+        """The best of them by the reranker without the model, best first; `gains` as in `Pool`."""
         known = np.zeros(self.items.shape, np.float32)
         pool = Pool(self.items, known, self.supported.astype(np.int8), self.evidence, gains)
-        items, _, supported = pool.rank(reranker.without_model, self.items.shape[1])
+        items, _, supported = pool.rank(reranker.without_model, min(count, self.items.shape[1]))
         return Proposals(items, supported.astype(np.bool_), self.evidence)
 
 

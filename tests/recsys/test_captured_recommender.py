@@ -59,7 +59,7 @@ def make(mode, capture, *, blended=False, batch=1):
         after = sparse.diags_array([1.0, 0.5], offsets=[1, 2], shape=(ITEMS, ITEMS))
         item_item = ItemItem(sparse.csr_array(after).astype(np.float32), 0.6)
         retrieval = Retrieval(item_item, np.ones(ITEMS))
-        weights = {"model.value": 1.0, "popularity": 0.1}
+        weights = {"model": 1.0, "popularity": 0.1}
         retrieval = replace(retrieval, reranker=Reranker(weights, candidates=12, nodes=20))
     found = Recommender(
         bundle, model, draft=draft, mode=mode, prefix_bytes=1 << 20, max_batch=batch,

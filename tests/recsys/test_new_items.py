@@ -32,7 +32,7 @@ def rec():
         ItemItem.count(walks, ITEMS),
         decayed_counts(walks.items, ITEMS),
         content=ContentIndex.of(TABLE),
-        reranker=Reranker({"content.value": 1.0}, candidates=ITEMS, nodes=100),
+        reranker=Reranker({"content": 1.0}, candidates=ITEMS, nodes=100),
     )
     return Recommender(bundle, tiny_model(vocabulary=vocabulary.size), retrieval=retrieval)
 

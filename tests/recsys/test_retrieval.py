@@ -159,7 +159,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
         Terms(list("hijkl"), np.ones(5, np.float32)),
     )
     network = Network(("popularity", "seen:view"), UNITS)
-    reranker = Reranker({"popularity": 0.5, "model.value": 1.5}, 20, 30, network)
+    reranker = Reranker({"popularity": 0.5, "model": 1.5}, 20, 30, network)
     retrieval = replace(fitted(Histories.of([[0, 1]]), 0.3), content=content, reranker=reranker)
     retrieval.save(tmp_path)
     assert {f.suffix for f in tmp_path.iterdir()} == {".npy", ".json"}

@@ -78,7 +78,7 @@ def sharing(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def blending(tmp_path_factory):
-    reranker = Reranker({"model.value": 1.0, "item_item.value": 0.7}, candidates=12, nodes=400)
+    reranker = Reranker({"model": 1.0, "item_item": 0.7}, candidates=12, nodes=400)
     return build(tmp_path_factory.mktemp("rules") / "bundle", CODES, reranker)
 
 

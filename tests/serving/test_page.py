@@ -41,7 +41,7 @@ DOT = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWj"
     "R9awAAAABJRU5ErkJggg=="
 )
-RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
+RERANKER = Reranker({"item_item": 1.0, "model": 1.0})
 
 
 def title(item):

@@ -38,7 +38,7 @@ async def test_a_mode_changes_how_a_list_is_computed_and_not_the_list(
     rng = np.random.default_rng(2)
     walks = Histories.of(rng.integers(0, ITEMS, (300, 6)).tolist())
     counts = np.bincount(walks.items, minlength=ITEMS).astype(float)
-    reranker = Reranker({"item_item.value": 1.5, "model.value": 1.0, "popularity": 0.1})
+    reranker = Reranker({"item_item": 1.5, "model": 1.0, "popularity": 0.1})
     retrieval = Retrieval(ItemItem.count(walks, ITEMS), counts, reranker=reranker)
     folder = random_bundle(
         tmp_path / "blended", ITEMS, draft=draft, retrieval=retrieval,

@@ -55,7 +55,7 @@ LEVELS, SIZES, WINDOW = (6, 6, 6, 30), (12, 24, 40, 90), 8
 COLORS, TOLERANCE, RULE = ("red", "green", "blue"), 1e-4, "one"
 Item = dict[str, Any]
 
-RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
+RERANKER = Reranker({"item_item": 1.0, "model": 1.0})
 
 
 def write_bundle(path: Path, seed: int) -> list[Item]:

@@ -35,7 +35,7 @@ HISTORIES = [
 HISTORIES[7:10] = [None, [], ["gone"]]
 IDS = [f"user-{n}" for n in range(len(HISTORIES))]
 
-RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
+RERANKER = Reranker({"item_item": 1.0, "model": 1.0})
 
 
 def write_users(path, ids=IDS, histories=HISTORIES, rows=7):
