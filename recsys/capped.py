@@ -119,19 +119,14 @@ class CappedLists:
         self.width = max(self.width, min(2 * self.width, MOST_BEAMS))
 
     def lists(self) -> Lists:
-        """The lists, as many columns as the longest may have.
-
-        They are in the order of scores. Those of blended lists are not comparable between searches,
-        so there the items of a later search follow.
-        """
+        """The lists, as many columns as the longest may have, in the order of scores."""
         first = self._first
-        blended = first is not None and first.blended
         items = np.full((len(self._lists), max(self._batch.k)), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
         source = np.zeros(items.shape, np.int8)
         for i, capped in enumerate(self._lists):
             columns, found = slice(len(capped.items)), np.array(capped.scores)
-            order = np.arange(len(found)) if blended else np.argsort(-found, kind="stable")
+            order = np.argsort(-found, kind="stable")
             items[i, columns] = np.array(capped.items, np.int32)[order]
             scores[i, columns] = found[order]
             source[i, columns] = np.array(capped.source, np.int8)[order]
@@ -140,7 +135,7 @@ class CappedLists:
             scores,
             source,
             None if first is None else first.beams,
-            blended=blended,
+            blended=first is not None and first.blended,
             certificates=[
                 "global-exact" if capped.proven else "approximate" for capped in self._lists
             ],

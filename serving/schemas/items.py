@@ -236,7 +236,7 @@ class RankBody(Subject):
 
 
 class RankResponse(BaseModel):
-    """The items that the model knows, most probable first; scores are exact log-probabilities."""
+    """The items that the model knows, best first, with the scores of a recommended list."""
 
     model: ModelRef
     items: list[ScoredItem]
