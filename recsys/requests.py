@@ -38,8 +38,7 @@ class Recommendation:
     Attributes:
         item_id: outside id.
         score: log-probability of its semantic ID given the history, over the whole vocabulary, plus
-            the request's boosts; in a blended list that of the reranker (`recsys.retrieval.reranker`); 0 for a
-            pinned item.
+            the request's boosts; in a blended list the score of `Reranker`; 0 for a pinned item.
         title: from the catalog.
         semantic_id: its codes, 0-based.
         source: what proposed it.

@@ -179,10 +179,9 @@ class Evidence:
             for name in types.numbers:
                 seen = partial(types.recency, self.histories, name)
                 compute[f"{SEEN}{name}"] = partial(lambda seen: seen().at(known), seen)
-        if (vectors := retrieval.vectors) is not None:
+        if retrieval.vectors is not None:
             rows = None if later is None else later.vectors
-            near = partial(self._of_both, items=items, fitted=vectors.vectors, later=rows)
-            compute["vectors"] = lambda: near(self.vectors)
+            compute["vectors"] = partial(self._of_vectors, items, rows)
         if retrieval.content is not None:
             compute["content"] = partial(self._alike, items)
         if retrieval.sasrec is not None:
@@ -210,16 +209,12 @@ class Evidence:
         self, items: NDArray[np.integer], later: NDArray[np.float32] | None
     ) -> NDArray[np.float32]:
         """(n, c) logits of SASRec; the least of `best` for items that it does not know."""
-        size, best = len(self.retrieval), self.best[SASREC]
+        inside = (items >= 0) & (items < len(self.retrieval))
+        known = np.take_along_axis(self.logits, np.where(inside, items, 0), axis=1)
+        logits = self._with_later(np.where(inside, known, np.nan), self.states, items, later)
+        best = self.best[SASREC]
         least = np.where(best > -np.inf, best, np.inf).min(axis=1, keepdims=True)
-        inside = (items >= 0) & (items < size)
-        logits = np.take_along_axis(self.logits, np.where(inside, items, 0), axis=1)
-        logits = np.where(inside, logits, np.where(least < np.inf, least, np.float32(0)))
-        if later is not None:
-            row, column = np.nonzero((items >= size) & (items < size + len(later)))
-            theirs = np.einsum("md,md->m", self.states[row], later[items[row, column] - size])
-            logits[row, column] = np.where(np.isnan(theirs), logits[row, column], theirs)
-        return logits
+        return np.where(np.isnan(logits), np.where(least < np.inf, least, 0), logits)
 
     def _alike(self, items: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, c) cosines of contents; NaN outside the items."""
@@ -232,20 +227,27 @@ class Evidence:
             cosines[row, column] = later[row, items[row, column] - size]
         return cosines
 
-    def _of_both(
+    def _of_vectors(
+        self, items: NDArray[np.integer], later: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
+        """(n, c) cosines of the items' vectors with the histories; NaN for items without any."""
+        assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
+        inside = (items >= 0) & (items < len(self.retrieval))
+        own = self.retrieval.vectors.vectors[np.where(inside, items, 0)]
+        cosines = np.einsum("nd,ncd->nc", self.vectors, own)
+        return self._with_later(np.where(inside, cosines, np.nan), self.vectors, items, later)
+
+    def _with_later(
         self,
+        scores: NDArray[np.float32],
         queries: NDArray[np.float32],
         items: NDArray[np.integer],
-        fitted: NDArray[np.float32],
         later: NDArray[np.float32] | None,
     ) -> NDArray[np.float32]:
-        """(n, c) products of (n, D) queries and the items' vectors; NaN for items without any."""
-        size = len(self.retrieval)
-        inside = (items >= 0) & (items < size)
-        scores = np.einsum("nd,ncd->nc", queries, fitted[np.where(inside, items, 0)])
-        scores = np.where(inside, scores, np.float32(np.nan))
+        """The (n, c) scores, those of later items as products of their vectors with the queries."""
         if later is not None:
+            size = len(self.retrieval)
             row, column = np.nonzero((items >= size) & (items < size + len(later)))
             theirs = later[items[row, column] - size]
             scores[row, column] = np.einsum("md,md->m", queries[row], theirs)
-        return np.asarray(scores)
+        return scores

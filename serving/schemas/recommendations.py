@@ -175,9 +175,9 @@ class RecommendedItem(BaseModel):
     score: float = Field(
         description="The higher the better, within one answer. Of a list by the model alone: "
         "log-probability of the semantic ID given the history, plus boosts. Of a blended list: "
-        "log-odds among items: the difference of two scores is the logarithm of the estimated ratio "
-        "of their probabilities. It depends on the item and the history alone, plus boosts, and may "
-        "be positive. A pinned item has 0."
+        "a difference of two scores is the logarithm of the estimated ratio of probabilities; a "
+        "score depends on the item and the history alone, plus boosts, and may be positive. A "
+        "pinned item has 0."
     )
     title: str
     rank: int = Field(ge=1)

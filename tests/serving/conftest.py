@@ -184,10 +184,10 @@ class FakeRecommender:
     def remove(self, item_ids):
         return self.epochs.remove(item_ids)
 
-    def score(self, histories, items):
+    def rank(self, requests, items):
         return [
-            [-float(len(history) + int(item[5:])) for item in some]
-            for history, some in zip(histories, items, strict=True)
+            [-float(len(request.history) + int(item[5:])) for item in some]
+            for request, some in zip(requests, items, strict=True)
         ]
 
     def similar(self, item_id, k):

@@ -403,14 +403,14 @@ async def test_a_removal_that_the_store_cannot_take_changes_nothing(
 
 
 async def test_an_item_removed_during_its_ranking_is_unknown(client, recommender):
-    score = recommender.score
+    rank = recommender.rank
 
     def late(histories, items):
-        recommender.score = score
+        recommender.rank = rank
         recommender.remove(["item-3"])
         raise RequestError("item 'item-3' is not in the catalog")
 
-    recommender.score = late
+    recommender.rank = late
     body = {"history": ["item-1"], "items": ["item-2", "item-3"]}
     answer = (await client.post("/v1/rank", json=body)).json()
     assert [item["item_id"] for item in answer["items"]] == ["item-2"]

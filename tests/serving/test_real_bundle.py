@@ -16,7 +16,7 @@ from recsys.recommender import RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval
 from recsys.serving.settings import ServingSettings
 
-ITEMS = 500
+ITEMS, ROUNDS = 500, 25
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +31,21 @@ def served(bundle, tmp_path):
     )
 
 
+def blended_bundle(path, random_bundle, **options):
+    walks = Histories.of(np.random.default_rng(2).integers(0, ITEMS, (300, 6)).tolist())
+    counts = np.bincount(walks.items, minlength=ITEMS).astype(float)
+    weights = {"item_item": 1.5, "item_item.rank": -0.5, "model": 1.0, "popularity": 0.1}
+    retrieval = Retrieval(ItemItem.count(walks, ITEMS), counts, reranker=Reranker(weights))
+    price = [i / 4 for i in range(ITEMS)]
+    return random_bundle(path / "blended", ITEMS, retrieval=retrieval, price=price, **options)
+
+
 @pytest.mark.parametrize("draft", [False, True])
 async def test_a_mode_changes_how_a_list_is_computed_and_not_the_list(
     tmp_path, random_bundle, served, running, draft
 ):
     rng = np.random.default_rng(2)
-    walks = Histories.of(rng.integers(0, ITEMS, (300, 6)).tolist())
-    counts = np.bincount(walks.items, minlength=ITEMS).astype(float)
-    reranker = Reranker({"item_item": 1.5, "model": 1.0, "popularity": 0.1})
-    retrieval = Retrieval(ItemItem.count(walks, ITEMS), counts, reranker=reranker)
-    folder = random_bundle(
-        tmp_path / "blended", ITEMS, draft=draft, retrieval=retrieval,
-        price=[i / 4 for i in range(ITEMS)],
-    )  # fmt: skip
+    folder = blended_bundle(tmp_path, random_bundle, draft=draft)
     filters = [None, *({"must": [{"key": "price", "range": {"lt": most}}]} for most in (60, 2))]
     async with running(served.model_copy(update={"bundle": folder})) as (client, _):
 
@@ -73,6 +75,34 @@ async def test_a_mode_changes_how_a_list_is_computed_and_not_the_list(
                         assert scores == pytest.approx([i["score"] for i in first], abs=1e-4)
                         assert body["certificate"] == bodies["beam"]["certificate"]
     assert {blend for blend, source in blended if source == "retrieval"} == {None, True}
+
+
+async def test_an_item_has_one_score_in_every_list(tmp_path, random_bundle, served, running):
+    rng = np.random.default_rng(3)
+    folder = blended_bundle(tmp_path, random_bundle)
+    async with running(served.model_copy(update={"bundle": folder})) as (client, _):
+
+        async def scores(path, **body):
+            response = await client.post(f"/v1/{path}", json=body)
+            assert response.status_code == 200, response.text
+            return {item["item_id"]: item["score"] for item in response.json()["items"]}
+
+        for _ in range(ROUNDS):
+            k, names = int(rng.integers(1, 100)), [f"B{i:04d}" for i in rng.integers(0, ITEMS, 40)]
+            asked = {"history": names[: rng.integers(1, 8)], "k": k}
+            first = await scores("recommendations", **asked)
+            assert list((await scores("recommendations", **asked)).items()) == list(first.items())
+            if k not in (20, 50):  # the next pool begins behind these
+                longer = await scores("recommendations", **asked | {"k": k + 1})
+                assert list(longer.items())[:k] == list(first.items())
+            cheap = {"must": [{"key": "price", "range": {"lt": int(rng.integers(20, 120))}}]}
+            limits = {"filter": cheap} if rng.random() < 0.5 else {"exclude_items": names[8:]}
+            fewer = await scores("recommendations", **asked, **limits)
+            both = [item for item in first if item in fewer]
+            assert both == [item for item in fewer if item in first]
+            assert [fewer[i] for i in both] == pytest.approx([first[i] for i in both], abs=1e-4)
+            ranked = await scores("rank", history=asked["history"], items=list(first))
+            assert ranked == pytest.approx(first, abs=1e-4)
 
 
 async def test_an_answer_under_load_is_the_answer_alone(served, bundle, running):
