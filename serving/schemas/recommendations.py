@@ -174,10 +174,9 @@ class RecommendedItem(BaseModel):
     item_id: str
     score: float = Field(
         description="The higher the better, within one answer. Of a list by the model alone: "
-        "log-probability of the semantic ID given the history, plus boosts. Of a blended list: "
-        "a difference of two scores is the logarithm of the estimated ratio of probabilities; a "
-        "score depends on the item and the history alone, plus boosts, and may be positive. A "
-        "pinned item has 0."
+        "log-probability of the semantic ID given the history. Of a blended list: a difference of "
+        "two is the logarithm of the estimated ratio of probabilities, whatever else was asked. "
+        "Boosts are added. A pinned item has 0."
     )
     title: str
     rank: int = Field(ge=1)
