@@ -25,17 +25,17 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (30_400, 25_000),
+    "recsys": (30_260, 25_000),
     "data": (11_660, 5_500),
-    "training": (6_280, 6_000),
+    "training": (6_140, 6_000),
     "serving": (14_580, 13_000),
-    "benchmarks": (3_520, 3_500),
-    "tests": (47_940, 36_000),
+    "benchmarks": (3_360, 3_500),
+    "tests": (46_920, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
-    "lines of the product": (66_400, 53_500),
-    "lines of the largest file": (675, 500),
+    "lines of the product": (66_000, 53_500),
+    "lines of the largest file": (663, 500),
     "lines of the largest class": (410, 350),
     "words of the documents": (49_000, 50_000),
     "words of README.md": (900, 900),
