@@ -76,7 +76,7 @@ def read_available(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     def read(text: str) -> bool | None:
         if NUMBER.fullmatch(text):
             return float(text.replace(",", ".")) > 0
-        key = normalised(text)
+        key = normalised(text) or text
         return True if key in YES else False if key in NO else None
 
     return each_value(texts, read, pa.bool_())

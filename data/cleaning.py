@@ -204,12 +204,13 @@ def is_no_item(items: pa.ChunkedArray, short_codes: bool) -> pa.ChunkedArray:
 
 PLACEHOLDERS = words("placeholders")
 BESIDE = words("users") | words("beside_placeholders")
-NUMBERS = frozenset(["0", "-1", "00000000-0000-0000-0000-000000000000"])
+NUMBERS = r"-1|[0-]*0|9{4,}"  # also 00000000-0000-0000-0000-000000000000
 PERCENTILE = 0.99
 PLACEHOLDER_SHARE = 0.01  # of all events, for ids that are numbers
 NUMBER_FACTOR = 5  # a number such as 0 may also be a person with a usual number of events
 ENOUGH_USERS = 20  # below this, the number of orders of the others says nothing
-SHARE_OF_ORDERS, ORDERS_FACTOR = 0.05, 10  # an id with more, and more times those of the others
+SHARE_OF_ORDERS, ORDERS_FACTOR = 0.25, 10  # an id with more, and more times those of the others
+SHARE_OF_NAMED = 0.5  # a name without digits may be a hotel's that buys for its guests
 OTHER_IDS = len(EVENT_WORDS["user"]) - 1  # the group of names of addresses and devices
 SHARE_OF_FILLED = 0.5
 MOST_NAMES = 2.5  # of an item, on average
@@ -238,7 +239,7 @@ def placeholders(users: pa.ChunkedArray, orders: pa.ChunkedArray | None = None) 
         orders: (rows,) string, the order of each row; an id with very many of all orders is one.
     """
     counts = users.to_pandas().value_counts(sort=False).drop("", errors="ignore")
-    by_name, numbers = counts.index.map(is_placeholder), counts.index.isin(NUMBERS)
+    by_name, numbers = counts.index.map(is_placeholder), counts.index.str.fullmatch(NUMBERS)
     persons = counts[~(by_name.to_numpy(bool) | numbers)]
     usual = float(np.quantile(persons, PERCENTILE, method="lower")) if len(persons) else 0.0
     many = counts > max(NUMBER_FACTOR * usual, PLACEHOLDER_SHARE * len(users))
@@ -248,8 +249,10 @@ def placeholders(users: pa.ChunkedArray, orders: pa.ChunkedArray | None = None) 
     pairs = pd.DataFrame({"user": users.to_pandas(), "order": orders.to_pandas()}).drop_duplicates()
     of_user = pairs["user"].value_counts(sort=False)
     usual_orders = float(np.quantile(of_user, PERCENTILE, method="lower"))
-    most = max(SHARE_OF_ORDERS * len(pairs), ORDERS_FACTOR * usual_orders)
-    return names + [n for n in of_user.index[of_user >= most] if n and n not in names]
+    share = of_user / len(pairs)
+    share = share[of_user >= ORDERS_FACTOR * usual_orders].drop("", errors="ignore")
+    most = [SHARE_OF_ORDERS if re.search(r"\d", name) else SHARE_OF_NAMED for name in share.index]
+    return names + [name for name in share.index[share >= most] if name not in names]
 
 
 def other_ids(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> Roles:

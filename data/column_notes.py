@@ -13,25 +13,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data import returns
 from recsys.data.availability import each, read_available
 from recsys.data.cleaning import is_no_id, is_of_items
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
 from recsys.data.columns import clocks_beside_dates
 from recsys.data.report import sentence
-from recsys.data.returns import (
-    BELOW_0,
-    CREDIT_NOTE,
-    MOST_KINDS,
-    may_be_yes,
-    names_of_returns,
-    read_marks,
-    read_order_status,
-    strange_states,
-    unread_marks,
-    unread_states,
-    values_of_returns,
-)
-from recsys.data.sample import NO_COLUMN, SURE_SHARE, Roles, Sample, free_columns, share_of
+from recsys.data.sample import NO_COLUMN, SURE_SHARE, Found, Roles, Sample, free_columns, share_of
 from recsys.data.service_lines import says
 from recsys.data.texts import as_strings, as_text, examples
 from recsys.data.time_formats import find_zones
@@ -143,8 +131,8 @@ def ask_about_returns(
     known = pc.or_(known, each(items, lambda text: says(text) in ("sure", "weak")))
     if "quantity" in roles:
         pieces = _texts(sample, roles["quantity"].column)
-        known = pc.or_(known, pc.match_substring_regex(pieces, BELOW_0))
-    owners = pc.binary_join_element_wise(_texts(sample, roles["user"].column), items, "\x1f")
+        known = pc.or_(known, pc.match_substring_regex(pieces, returns.BELOW_0))
+    owners = _owners(sample, roles)
     prices = [match.column for match in all_of("price", roles)]
     for name in dict.fromkeys([*prices, *sample.table.column_names]):
         values = sample.texts(name)
@@ -152,9 +140,9 @@ def ask_about_returns(
         zones = normalised(name) in words("zones")
         if not len(values) or sample.counts[name] > 1 or is_of_a_user(name) or zones:
             continue
-        role, form, what = "taken_back", BELOW_0, "is below 0 or a credit"
+        role, form, what = "taken_back", returns.BELOW_0, "is below 0 or a credit"
         if rank(name, EVENT_WORDS["session"][:2]) is not None:
-            form, what = CREDIT_NOTE, "begins like a credit note"
+            form, what = returns.CREDIT_NOTE, "begins like a credit note"
         elif not is_free:
             continue
         elif not any(word in normalised(name) for word in AMOUNTS):
@@ -169,18 +157,46 @@ def ask_about_returns(
         count = pc.sum(rows).as_py() or 0
         if count > MOST_RETURNS * len(values):
             mostly.append(name)
-        elif count and not (form == CREDIT_NOTE and _are_countries(texts, rows, owners)):
+        elif count and not (form == returns.CREDIT_NOTE and _are_countries(texts, rows, owners)):
             without = roles[role].column if role in roles else NO_COLUMN
             ways = (f"{role}={name}", f"{role}={without}")
             raise _asked(sample, name, what, texts.filter(rows), ways)
     if is_open:
         for name, what, mark in _marks_of_returns(sample, roles, owners, unasked):
             texts = _texts(sample, name)
-            rows = pc.and_not(read_marks(texts, f"={mark}"), known)
+            rows = pc.and_not(returns.read_marks(texts, f"={mark}"), known)
             if pc.any(rows).as_py():
                 ways = (f"taken_back={name}={mark}", f"taken_back={NO_COLUMN}")
                 raise _asked(sample, name, what, texts.filter(rows), ways)
     return mostly
+
+
+def with_lines_of_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> Roles:
+    """The roles, with `line` behind those whose marked rows repeat a purchase, so are its return.
+
+    Elsewhere, a column such as `Retoure` says of a purchase itself that it was taken back.
+    """
+    marks = {
+        role: match
+        for role, match in roles.items()
+        if re.fullmatch(r"(taken_back|order_status)( number)?( \d)?", role)
+        and chosen.get(role.partition(" ")[0]) is None
+        and not returns.is_cancellation(match.column)
+    }
+    if not marks:
+        return roles
+    rows = _moments(sample, roles, _owners(sample, roles))
+    for role, match in marks.items():
+        texts = _texts(sample, match.column)
+        back = returns.read_taken_back(texts)
+        if "number" in role:
+            back = returns.read_marks(texts, "=*")
+        elif "order_status" in role:
+            back = pc.fill_null(pc.equal(returns.read_order_status(texts), "returned"), False)
+        if "back" in _kinds_of_returns(rows.assign(kind=np.where(back, "back", ""))):
+            line = {f"{role} line": Found(match.column, sentence("lines_by_content"))}
+            roles = {other: roles[other] for other in roles if other != role} | line
+    return roles
 
 
 def _strange_states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[str]]]:
@@ -193,7 +209,7 @@ def _strange_states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[st
         if rank(name, EVENT_WORDS["order_status"]) is None or is_of_a_user(name):
             continue
         values = sample.texts(name)
-        states = strange_states(values) if sample.counts[name] == 1 else []
+        states = returns.strange_states(values) if sample.counts[name] == 1 else []
         strange = pc.sum(pc.is_in(values, value_set=pa.array(states, pa.string()))).as_py() or 0
         owners = ({"item": roles[role]} for role in ("user", "item"))
         if strange > MOST_STRANGE * len(values) and not any(
@@ -221,11 +237,7 @@ def _marks_of_returns(
     the rows of a few are nearly all of items that the user has in other rows as well, at another
     time and no less often, while hardly any other rows are. The `owners` are the users and items.
     """
-    rows = pd.DataFrame({"owner": pd.factorize(owners.to_pandas())[0]})
-    time = roles.get("timestamp")
-    times = rows.index if time is None else _texts(sample, time.column).to_pandas()
-    rows["moment"] = rows.assign(time=times).groupby(["owner", "time"]).ngroup()
-    free = free_columns(sample, roles)
+    rows, free = _moments(sample, roles, owners), free_columns(sample, roles)
     for name in sample.table.column_names:
         is_order = rank(name, EVENT_WORDS["session"][:2]) is not None
         if name in unasked or sample.counts[name] > 1 or is_of_a_user(name):
@@ -245,7 +257,7 @@ def _marks_of_returns(
             yield name, "has the sign of a return", "|".join(sorted(signs))
             continue
         column = _texts(sample, name).to_pandas().to_numpy(object)
-        if len(kinds) > MOST_KINDS:  # such as the number of the order that is returned
+        if len(kinds) > returns.MOST_KINDS:  # such as the number of the order that is returned
             column = np.where(column == "", "", "*")
         taken = [kind for kind in _kinds_of_returns(rows.assign(kind=column)) if kind]
         if taken and kinds <= {*taken}:
@@ -264,7 +276,22 @@ def _ends_of_returns(ids: pa.ChunkedArray, is_order: bool) -> str:
     beside = pc.is_in(pc.struct_field(parts, "id").filter(marked), value_set=plain)
     few = 2 * (pc.sum(beside).as_py() or 0) < len(beside)
     found = pc.unique(pc.struct_field(parts, "end").filter(marked)).to_pylist()
-    return "" if few else "|".join(f"*{end}" for end in found[:MOST_KINDS])
+    return "" if few else "|".join(f"*{end}" for end in found[: returns.MOST_KINDS])
+
+
+def _owners(sample: Sample, roles: Roles) -> pa.ChunkedArray:
+    """The user and item of each row as one text."""
+    items = items_of(sample.table, roles, sample.path)
+    return pc.binary_join_element_wise(_texts(sample, roles["user"].column), items, "\x1f")
+
+
+def _moments(sample: Sample, roles: Roles, owners: pa.ChunkedArray) -> pd.DataFrame:
+    """Numbers of the `owner` and of the `moment`, an owner's time, of each row."""
+    rows = pd.DataFrame({"owner": pd.factorize(owners.to_pandas())[0]})
+    time = roles.get("timestamp")
+    times = rows.index if time is None else _texts(sample, time.column).to_pandas()
+    rows["moment"] = rows.assign(time=times).groupby(["owner", "time"]).ngroup()
+    return rows
 
 
 def _kinds_of_returns(rows: pd.DataFrame) -> list[str]:
@@ -298,8 +325,8 @@ def _show_returns(role: str, sample: Sample, roles: Roles) -> bool:
     """Whether some values of a column of states or marks say that a row was taken back."""
     values, kind = sample.texts(roles[role].column), role.partition(" ")[0]
     if kind == "order_status":
-        return bool(pc.count(read_order_status(values)).as_py())
-    return kind == "taken_back" and bool(pc.any(each(values, may_be_yes)).as_py())
+        return bool(pc.count(returns.read_order_status(values)).as_py())
+    return kind == "taken_back" and bool(pc.any(each(values, returns.may_be_yes)).as_py())
 
 
 def items_below_0(sample: Sample, roles: Roles) -> list[str]:
@@ -308,10 +335,10 @@ def items_below_0(sample: Sample, roles: Roles) -> list[str]:
         return []
     items = items_of(sample.table, roles, sample.path)
     prices = _texts(sample, roles["price"].column)
-    below = pc.match_substring_regex(prices, BELOW_0)
+    below = pc.match_substring_regex(prices, returns.BELOW_0)
     if "quantity" in roles:  # the line of a return may have a price below 0, too
         pieces = _texts(sample, roles["quantity"].column)
-        below = pc.and_not(below, pc.match_substring_regex(pieces, BELOW_0))
+        below = pc.and_not(below, pc.match_substring_regex(pieces, returns.BELOW_0))
     others = items.filter(pc.invert(below))
     only = pc.and_not(below, pc.is_in(items, value_set=pc.unique(others)))
     return pc.unique(items.filter(only)).to_pylist() if len(others) > len(items) / 2 else []
@@ -343,36 +370,38 @@ def unread_exclusions(
     notes, of_items = [], "id" in roles
     names = words("unavailable") | {"deletedat"}
     states = [roles[role].column for role in roles if re.match("order_status(?! paid)", role)]
-    marks = [roles[role].column for role in roles if re.fullmatch(r"taken_back( \d+)?", role)]
+    marks = [
+        roles[role].column for role in roles if re.fullmatch(r"taken_back( \d)?( line)?", role)
+    ]
     for name in [*free_columns(sample, roles), *states, *marks]:
         key, values = normalised(name), sample.texts(name)
-        back = pa.array([], pa.string()) if of_items else values_of_returns(name, values)
+        back = pa.array([], pa.string()) if of_items else returns.values_of_returns(name, values)
         if is_of_a_user(name):
             continue
         if of_items and re.sub("^(is|has)|qty|quantity", "", key) in names:
-            said = values.filter(each(values, may_be_yes))
+            said = values.filter(each(values, returns.may_be_yes))
         elif name in marks:
-            said = unread_marks(values)
+            said = returns.unread_marks(values)
         elif len(back) and name not in states:
             said = back if "taken_back" not in ignored else back[:0]
         elif name in states or (not of_items and "status" in key and "order_status" not in ignored):
-            said = unread_states(values, unknown=name in states)
+            said = returns.unread_states(values, unknown=name in states)
             unread = pc.is_in(values, value_set=pa.array(said, pa.string()))
             if name not in states:
-                unread = pc.or_(unread, pc.is_valid(read_order_status(values)))
+                unread = pc.or_(unread, pc.is_valid(returns.read_order_status(values)))
             said = values.filter(unread)
-        elif not of_items and rank(name, EVENT_WORDS["rating"][:1]) is not None:
+        elif not of_items and rank(name, EVENT_WORDS["rating"][::2]) is not None:
             is_read = "rating" in ignored or "rating" in roles
             said = values[:0] if is_read else values
         elif not of_items and "behaviour" not in ignored:
-            back = pa.array(names_of_returns(values), pa.string())
+            back = pa.array(returns.names_of_returns(values), pa.string())
             said = values.filter(pc.is_in(values, value_set=back))
         else:
             continue
         if not len(said):
             continue
         advice = sentence("unread_items" if of_items else "unread_events")
-        if not of_items and "behaviour" not in roles and names_of_returns(values):
+        if not of_items and "behaviour" not in roles and returns.names_of_returns(values):
             flag = shlex.quote(f"behaviour={name}")
             advice += f"; if it says what kind of event a row is, read it with --column {flag}"
         notes.append(_note("unread", sample, name, said, advice=advice))

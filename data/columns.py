@@ -16,6 +16,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data import returns
 from recsys.data.availability import answers, each, is_missing, plain_answer, share_of_answers
 from recsys.data.cleaning import has_few_names, is_no_id, is_of_items, is_placeholder
 from recsys.data.column_words import (
@@ -35,17 +36,6 @@ from recsys.data.layouts import parts_repeat, refuse_without_header
 from recsys.data.numbers import NO_NUMBER, share_of_points
 from recsys.data.refunds import lines_of_returns
 from recsys.data.report import sentence
-from recsys.data.returns import (
-    are_codes,
-    are_kinds,
-    knows_order_status,
-    read_order_status,
-    read_pieces,
-    share_of_events,
-    share_of_taken_back,
-    take_back_others,
-    values_of_returns,
-)
 from recsys.data.sample import (
     FILE_ORDER,
     NEEDED,
@@ -236,7 +226,7 @@ def check_new_columns(
             fits = role == "behaviour" and _is_kind(sample, name)
             if name not in before and rank(name, EVENT_WORDS[role]) is not None:
                 fits = fits or _content_agrees(role, sample, rules, name)
-            back = values_of_returns(name, sample.texts(name))
+            back = returns.values_of_returns(name, sample.texts(name))
             unread = role == "taken_back" and name not in before and len(back) > 0
             if fits or (unread and not is_of_a_user(name)):
                 shown = examples(sample.texts(name) if fits else back)
@@ -357,7 +347,7 @@ def _is_kind(sample: Sample, name: str) -> bool:
     states = (EVENT_WORDS["order_status"], EVENT_WORDS["taken_back"])
     if sample.counts[name] > 1 or any(rank(name, words) is not None for words in states):
         return False
-    return not is_of_a_user(name) and are_kinds(sample.texts(name))
+    return not is_of_a_user(name) and returns.are_kinds(sample.texts(name))
 
 
 def _numbers_lines(values: pa.ChunkedArray) -> bool:
@@ -630,17 +620,18 @@ def _content_agrees(role: str, sample: Sample, rules: TimeRules, name: str) -> b
         longest = pc.max(pc.utf8_length(values)).as_py()
         few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
         sure = rank(name, EVENT_WORDS["behaviour"][:1]) is not None
-        said = sure or share_of(values, r"^\d+$") == 1 or are_codes(values)
-        said = said or share_of_events(values) >= SHARE_OF_EVENTS or take_back_others(values)
+        said = sure or share_of(values, r"^\d+$") == 1 or returns.are_codes(values)
+        said = said or returns.share_of_events(values) >= SHARE_OF_EVENTS
+        said = said or returns.take_back_others(values)
         return bool(distinct <= MAX_TYPES and longest <= 60 and few and said)
     if role == "available":
         return share_of_answers(values) >= SURE_SHARE
     if role == "taken_back":
-        said = share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
+        said = returns.share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
         return not is_of_a_user(name) and (said or pc.all(each(values, is_missing)).as_py())
     if role == "order_status":
-        back = pc.count(read_order_status(values)).as_py()
-        known = back or knows_order_status(values)  # those that were cancelled may come later
+        back = pc.count(returns.read_order_status(values)).as_py()
+        known = back or returns.knows_order_status(values)  # some may be cancelled later
         return bool(known and back < sample.table.num_rows and not is_of_a_user(name))
     if role == "unavailable":
         return answers(values, sample.table.num_rows, plain_answer) >= SURE_SHARE
@@ -657,7 +648,7 @@ def _content_agrees(role: str, sample: Sample, rules: TimeRules, name: str) -> b
         named = rank(name, EVENT_WORDS["rating"][:1]) is not None
         return bool(distinct <= MAX_RATINGS and surest >= (0.5 if named else SURE_SHARE))
     if role == "quantity":
-        pieces = read_pieces(values)  # a few negative ones are returns, whatever the others are
+        pieces = returns.read_pieces(values)  # a few below 0 are returns, whatever the others are
         less = pc.sum(pc.less_equal(pieces, 0)).as_py() or 0
         return bool(less or 2 * pieces.null_count <= len(pieces))
     return True

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data import returns
 from recsys.data.availability import each, plain_answer
 from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, all_of, rank
@@ -24,23 +25,6 @@ from recsys.data.numbers import read_ratings
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig, events_table
 from recsys.data.report import EXAMPLES, Report, sentence
-from recsys.data.returns import (
-    are_cancelled,
-    are_returns,
-    fill_orders,
-    is_cancellation,
-    is_mark,
-    is_refunded_in_full,
-    is_return_line,
-    pieces_of_events,
-    pieces_taken_back,
-    read_marks,
-    read_order_status,
-    read_pieces,
-    read_taken_back,
-    unclear_pieces,
-    with_meanings,
-)
 from recsys.data.sample import Found, Roles
 from recsys.data.service_lines import wildcard
 from recsys.data.texts import MISSING, as_strings
@@ -156,9 +140,9 @@ class EventReader:
         if self.first.without_user:
             self.owners = self._ids_of_names(files, "user", "session")
         for file in files:
-            if are_returns(file.path.stem):
+            if returns.are_returns(file.path.stem):
                 self.returns[file.path] = "returns"
-            elif are_cancelled(file.path.stem):
+            elif returns.are_cancelled(file.path.stem):
                 self.returns[file.path] = "cancelled orders"
         if len(self.returns) == len(files) and self.config.mapping is None:
             self.returns = {}
@@ -276,7 +260,7 @@ class EventReader:
             made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
         types = None
         if "behaviour" in self.roles:
-            types = with_meanings(as_strings(column["behaviour"], "behaviour", path))
+            types = returns.with_meanings(as_strings(column["behaviour"], "behaviour", path))
             denied = each(types, is_denied)
         # Only lines of orders with a time of day are surely of one order.
         is_order = types is None and "timestamp" in made and _has_clock(times)
@@ -285,8 +269,8 @@ class EventReader:
         pieces = None
         if "quantity" in self.roles:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            pieces = read_pieces(texts, self.first.pieces)
-            unclear = unclear_pieces(texts, self.first.pieces)
+            pieces = returns.read_pieces(texts, self.first.pieces)
+            unclear = returns.unclear_pieces(texts, self.first.pieces)
             self.report.add("pieces_of_three_digits", len(unclear), unclear[:EXAMPLES].to_pylist())
             nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
             odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))
@@ -300,7 +284,7 @@ class EventReader:
             made["price"] = pc.if_else(bought, made["price"], None)
         if returned:
             back = reduce(pc.or_, returned)
-            made["quantity"] = pieces_of_events(pieces, types, back, lines)
+            made["quantity"] = returns.pieces_of_events(pieces, types, back, lines)
             nothing = pc.fill_null(pc.equal(made["quantity"], 0), False)
             cancelled.append(pc.and_(nothing, pc.invert(back)))
         if cancelled:
@@ -337,27 +321,28 @@ class EventReader:
                 said = pc.if_else(unpaid, "unpaid", said)
             elif form == "amount":
                 total = as_strings(column["taken_back total"], kind, path)
-                in_full = is_refunded_in_full(said, total)
+                in_full = returns.is_refunded_in_full(said, total)
                 said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
-            elif form.startswith("number") or is_mark(form):
-                mark = form if is_mark(form) else "=*"
-                said = pc.if_else(read_marks(said, mark), "yes", "")
+            elif form.startswith("number") or returns.is_mark(form):
+                mark = form if returns.is_mark(form) else "=*"
+                said = pc.if_else(returns.read_marks(said, mark), "yes", "")
             is_state = rank(match.column, EVENT_WORDS["order_status"]) is not None
-            is_line = is_mark(form) or (form != "amount" and is_return_line(match.column))
+            is_line = returns.is_mark(form) or form.endswith("line")
+            is_line = is_line or (form != "amount" and returns.is_return_line(match.column))
             if kind == "taken_back" and is_line and not is_state:
-                returned.append(read_taken_back(said))
+                returned.append(returns.read_taken_back(said))
                 lines = pc.or_(lines, returned[-1])
                 continue
             if of_orders is not None:
                 said = self._filled(role, said, of_orders["user"], of_orders["timestamp"])
             if kind == "taken_back":
-                (cancelled if is_cancellation(match.column) else returned).append(
-                    read_taken_back(said)
-                )
+                rows = cancelled if returns.is_cancellation(match.column) else returned
+                rows.append(returns.read_taken_back(said))
                 continue
-            state = read_order_status(said)
+            state = returns.read_order_status(said)
             for name, rows in (("returned", returned), ("cancelled", cancelled)):
                 rows.append(pc.fill_null(pc.equal(state, name), False))
+            lines = pc.or_(lines, returned[-1]) if form.endswith("line") else lines
         for kind, rows in (("returns", returned), ("cancelled orders", cancelled)):
             if kind in self.returns.values():
                 is_kind = self.returns.get(path) == kind
@@ -382,7 +367,7 @@ class EventReader:
         }
         if not texts:
             return pieces
-        of_returns, of_cancellations = pieces_taken_back(texts, self.first.pieces)
+        of_returns, of_cancellations = returns.pieces_taken_back(texts, self.first.pieces)
         taken = pc.add(of_returns, of_cancellations)
         some = pc.fill_null(pc.and_(pc.greater(taken, 0), pc.greater(pieces, 0)), False)
         all_of_row = pc.and_(some, pc.fill_null(pc.greater_equal(taken, pieces), False))
@@ -400,7 +385,7 @@ class EventReader:
         rows = pa.table({"said": said, "user": users, "time": times})
         before = self.last.get(role, rows.slice(0, 0))
         every = pa.concat_tables([before, rows])
-        every = every.set_column(0, "said", fill_orders(*every.columns))
+        every = every.set_column(0, "said", returns.fill_orders(*every.columns))
         self.last[role] = every.slice(max(0, every.num_rows - 1))
         return every["said"].slice(before.num_rows)
 

@@ -5,6 +5,7 @@ The rules work on arrays of dense numbers in the order of user and time, of all 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -151,7 +152,11 @@ class HistoryCleaner:
             negative &= ~partial
             keep = self._remove("partial_returns_dropped", columns, keep, partial)
             disliked = _disliked(columns, keep & negative, negative)
-            earlier = before_negative(columns["user"], columns["item"], negative)
+            row = np.arange(len(types))
+            last = pd.Series(np.where(negative, row, -1)).groupby(
+                [columns["user"], columns["item"]]
+            )
+            earlier = row <= last.transform("max").to_numpy()
             keep = self._remove("low_ratings_dropped", columns, keep, negative & low)
             keep = self._remove("negative_events_dropped", columns, keep, negative)
             keep = self._remove("events_before_negative_dropped", columns, keep, earlier)
@@ -241,7 +246,9 @@ def unwanted_by_rule(
     if config.applies("placeholder_users"):
         for user in many[np.argsort(-events[many])][:1000].tolist():
             name = facts.user_ids[user].as_py()
-            number = name in NUMBERS and events[user] > NUMBER_FACTOR * usual
+            number = (
+                re.fullmatch(NUMBERS, name) is not None and events[user] > NUMBER_FACTOR * usual
+            )
             number = number and events[user] > PLACEHOLDER_SHARE * total  # 0 may be a person
             unwanted[user] = is_placeholder(name) or number
     found["events_of_placeholder_users_dropped"] = unwanted
@@ -301,15 +308,6 @@ def pieces_left(
     for rows in np.split(by_step, ends[:-1]):  # the first rows of all pairs, the second ones, ...
         left[rows] = now[pair[rows]] = np.maximum(0, now[pair[rows]] + signed[rows])
     return left
-
-
-def before_negative(
-    user: NDArray[np.int64], item: NDArray[np.int64], negative: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """(n,) whether a row comes before a negative event of the same user on the same item."""
-    row = np.arange(len(user))
-    last = pd.Series(np.where(negative, row, -1)).groupby([user, item]).transform("max")
-    return np.asarray(row <= last.to_numpy())
 
 
 def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.bool_]) -> Columns:

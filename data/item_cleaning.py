@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from recsys.data.availability import each, is_missing, plain_answer, read_available
 from recsys.data.cleaning import NO_ID, CleanConfig, are_short_codes, is_no_id, is_no_item
@@ -42,11 +41,6 @@ LISTS = words("lists_of_categories")
 LIST = r"(?<!\\),\s*"  # a comma with a backslash is part of a name
 ENDS = r"^[\s>/|:]+|[\s>/|:]+$"  # separators around a path
 NO_CATEGORY = pa.array(["", "na", "none", "?", "k.a.", "tbd"])
-
-
-def _is_of_magento(states: pa.ChunkedArray) -> bool:
-    """Whether states of items are 1 for enabled and 2 for disabled."""
-    return set(pc.unique(states.drop_null()).to_pylist()) <= {"1", "2", ""}
 
 
 class ItemCleaner:
@@ -87,7 +81,8 @@ class ItemCleaner:
         known = pc.invert(is_no_item(ids, are_short_codes(ids)))
         self._report.add("item_rows_without_id_dropped", pc.sum(pc.invert(known)).as_py() or 0)
         table, ids = table.filter(known), ids.filter(known)
-        first = first_of_each(ids)
+        indices = ids.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        first = np.sort(np.unique(indices, return_index=True)[1])
         repeated = np.ones(len(ids), bool)
         repeated[first] = False
         self._report.add_rows(
@@ -99,7 +94,9 @@ class ItemCleaner:
         self._report.add_rows("items_without_title", pc.equal(columns["title"], ""), ids)
         columns["text"] = self._words("text", table, ids)
         columns |= available | self._dates(table)
-        self._prices = pa.concat_arrays([self._prices, *self._own_prices(table)])
+        columns_of_prices = (table[name] for name in table.column_names if self._is_price(name))
+        prices = [pc.unique(c).drop_null() for c in columns_of_prices if pa.types.is_string(c.type)]
+        self._prices = pa.concat_arrays([self._prices, *prices])
         taken = {self._column.get(role) for role in ("id", "title", "text", *AVAILABILITY)}
         taken.update(all_of("unavailable", self._column))
         taken.update(all_of("available", self._column))
@@ -137,7 +134,8 @@ class ItemCleaner:
         columns = []
         for name in all_of("available", self._column):
             texts = as_strings(table[name], "available", self._path)
-            if normalised(name) == "status" and _is_of_magento(texts):
+            states = set(pc.unique(texts.drop_null()).to_pylist())
+            if normalised(name) == "status" and states <= {"1", "2", ""}:  # those of Magento
                 texts = pc.replace_substring(texts, "2", "0")
             columns.append(read_available(texts))
         for name in all_of("unavailable", self._column):
@@ -233,11 +231,6 @@ class ItemCleaner:
             texts, named=named, prices=self._config.applies("prices"), others=self._prices
         )
 
-    def _own_prices(self, table: pa.Table) -> list[pa.Array]:
-        """The distinct texts of each column of prices."""
-        columns = [table[n] for n in dict.fromkeys(table.column_names) if self._is_price(n)]
-        return [pc.unique(texts).drop_null() for texts in columns if pa.types.is_string(texts.type)]
-
     def _note_text(self, name: str, texts: pa.ChunkedArray) -> None:
         """Say that a column stays text although it has the name of a price or many numbers."""
         if self._is_price(name):
@@ -288,21 +281,15 @@ class ItemCleaner:
             share = pc.mean(pc.cast(pc.match_substring(filled, mark), pa.float64())).as_py()
             if share < (0.1 if named else 0.5) or (not named and mark != " > "):
                 continue
-            parts = pc.split_pattern(
-                pc.replace_substring_regex(texts, rf"\s*{_literal(mark)}\s*", "\x1f"), "\x1f"
-            )
+            literal = mark.strip().replace("|", r"\|")
+            parts = pc.replace_substring_regex(texts, rf"\s*{literal}\s*", "\x1f")
+            parts = pc.split_pattern(parts, "\x1f")
             top = pc.list_element(parts.combine_chunks(), 0)
             self._report.add_rows("category_paths_split", pc.match_substring(texts, mark), texts)
             return {name: parts, f"{name}_top": pa.chunked_array([top])}
         if pc.any(pc.match_substring(filled, "|")).as_py():
             return {name: pc.split_pattern(texts, "|")}
         return {name: texts}
-
-
-def first_of_each(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """The rows at which a value appears for the first time, ascending."""
-    indices = column.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    return np.sort(np.unique(indices, return_index=True)[1])
 
 
 def _has_lists(name: str, values: pa.ChunkedArray) -> bool:
@@ -333,10 +320,6 @@ def _paths(text: str) -> list[str]:
         names = re.split(r"\s*>\s*", path.replace("\\,", ",").strip())
         paths += [" > ".join(names[: end + 1]) for end in range(len(names))]
     return list(dict.fromkeys(paths)) if paths else [text]
-
-
-def _literal(mark: str) -> str:
-    return mark.strip().replace("|", r"\|")
 
 
 FIELDS = ("title", "price", "category", "brand")

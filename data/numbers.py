@@ -147,7 +147,9 @@ def decimal_marks(prices: pa.Array) -> str:
 
 
 def _bare(prices: pa.Array) -> pa.Array:
-    """Prices without currencies and blanks."""
+    """Prices without currencies, which may stand for a mark, as in 12€50, and blanks."""
+    marks = pc.replace_substring_regex(prices, rf"{CURRENCY}\s?(\d\d)$", r",\3")
+    prices = pc.if_else(pc.match_substring_regex(prices, r"^\s*\d"), marks, prices)
     return pc.replace_substring_regex(pc.replace_substring_regex(prices, CURRENCY, ""), BLANKS, "")
 
 
@@ -170,8 +172,10 @@ def _plain(words: pa.Array, rows: NDArray[np.int64], named: bool) -> pa.Array | 
         return pc.cast(plain, pa.int64())
     short = pc.replace_substring_regex(plain, r"\.0+$", "")
     values = pc.cast(plain, pa.float64())
-    if not named and len(pc.unique(short.drop_null())) > len(pc.unique(values.drop_null())):
-        return None  # 1.1 and 1.10 are versions
+    decimals = pc.binary_length(pc.replace_substring_regex(plain, r"^[^.]*\.?", ""))
+    zeros = pc.any(pc.match_substring_regex(plain, r"\.\d+0$")).as_py()
+    if not named and zeros and pc.count_distinct(decimals).as_py() > 1:
+        return None  # 1.9 and 1.10 are versions, 1.50 and 2.25 are numbers
     size = pc.binary_length(pc.replace_substring_regex(short, r"^[-0.]+|\.|[eE].*$", ""))
     long = short.filter(pc.fill_null(pc.greater(size, DIGITS), False)).to_pylist()
     if any(Decimal(repr(float(text))) != Decimal(text) for text in long):

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, words
 from recsys.data.returns import (
-    closed_after_refunds,
     is_refunded_in_full,
     is_return_line,
     is_taken_back,
@@ -35,12 +34,11 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
     that are returns have a mark (`lines_of_returns`). The states of `order_status closed` are those
     of Magento, where a refunded order is closed, and those of `order_status paid` say yes or no.
     """
-    refund_roles = {
-        f"{role} closed"
-        if role.startswith("order_status") and closed_after_refunds(sample.texts(match.column))
-        else role: match
-        for role, match in roles.items()
-    }
+    refund_roles: Roles = {}
+    for role, match in roles.items():
+        names = [match.column] if role.startswith("order_status") else []
+        states = {text.lower() for n in names for text in pc.unique(sample.texts(n)).to_pylist()}
+        refund_roles[f"{role} closed" if {"complete", "closed"} <= states else role] = match
     if chosen.get("taken_back") == NO_COLUMN:
         return refund_roles
     if lines := lines_of_returns(sample, chosen):

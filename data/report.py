@@ -259,10 +259,11 @@ class Report:
         """The cases of each rule with its words, in the order of the rules."""
         for name, rule in RULES.items():
             if name in self.counts:
+                columns = " and ".join(map(repr, self._columns_of(rule)))
                 yield {
                     "rule": name,
                     "count": self.counts[name],
-                    "found": rule.found + self._by_columns(rule),
+                    "found": rule.found + (f", by {columns}" if columns else ""),
                     "done": rule.done,
                     "otherwise": f"--set {rule.otherwise}" if rule.otherwise else "",
                     "examples": self.examples.get(name, []),
@@ -272,10 +273,6 @@ class Report:
         """Column -> role of the columns that say which events a rule removes."""
         roles = {c: r.partition(" ")[0] for r, c in self.mapping.get("events", {}).items()}
         return {column: role for column, role in roles.items() if role in rule.roles}
-
-    def _by_columns(self, rule: Rule) -> str:
-        columns = self._columns_of(rule)
-        return f", by {' and '.join(map(repr, columns))}" if columns else ""
 
     def in_words(self) -> str:
         """Why rows were left out, as one line, for an error."""

@@ -237,11 +237,6 @@ def knows_order_status(texts: pa.ChunkedArray) -> bool:
     return bool(len(texts)) and 2 * pc.sum(known).as_py() >= len(texts)
 
 
-def closed_after_refunds(texts: pa.ChunkedArray) -> bool:
-    """Whether states are those of Magento: `complete` orders are kept, and `closed` refunded."""
-    return {"complete", "closed"} <= {text.lower() for text in pc.unique(texts).to_pylist()}
-
-
 def is_refunded_in_full(refunded: pa.ChunkedArray, total: pa.ChunkedArray) -> pa.ChunkedArray:
     """Whether an amount is above 0 and the total: (rows,) bool."""
     amounts = [pc.replace_substring_regex(texts, r"[^\d.,]", "") for texts in (refunded, total)]
@@ -380,7 +375,7 @@ def _is_kept(state: str) -> bool:
 
 
 def _says(text: str) -> bool | None:
-    answer = plain_answer(text)
+    answer = True if normalised(text) in RETURN_CODES else plain_answer(text)
     if answer is None and is_partial(text):
         return False
     if answer is None and not IN_FULL.isdisjoint(words_of(text)):

@@ -59,6 +59,8 @@ def statistics(
     for name, label in LABELS.items():
         part = parts.get(label, dict.fromkeys(("interactions", "users", "items", "cold"), 0))
         splits[name] = part | {"cold": part["cold"] / max(part["interactions"], 1)}
+    titled = pc.not_equal(items["title"], items["item_id"])
+    worded = pc.or_(titled, pc.not_equal(items["text"], ""))
     with_events = run(f"SELECT count(DISTINCT item) AS items FROM {events}")["items"][0]  # noqa: S608
     return {
         "users": users,
@@ -72,7 +74,7 @@ def statistics(
         },
         "repeats": total - int(distinct.sum()),
         "has_time": has_time,
-        "text_coverage": _text_coverage(items),
+        "text_coverage": float(pc.mean(worded).as_py() or 0.0),
         "attributes": {
             name: str(items[name].type)
             for name in items.column_names
@@ -101,10 +103,3 @@ def describe(dataset: Dataset) -> dict[str, Any]:
             codes=dataset.codes,
             has_time=dataset.interactions.has_time,
         )
-
-
-def _text_coverage(items: pa.Table) -> float:
-    """Share of items with a text, or a title that is not the id."""
-    titled = pc.not_equal(items["title"], items["item_id"])
-    worded = pc.or_(titled, pc.not_equal(items["text"], ""))
-    return float(pc.mean(worded).as_py() or 0.0)

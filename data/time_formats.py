@@ -40,7 +40,7 @@ FEW_YEARS, MANY_DAYS = 3, 10
 CHANGES = ("times_in_a_skipped_hour", "times_in_a_doubled_hour")  # rules of the report
 NO_TEXTS = pa.chunked_array([], pa.string())
 NUMBER = r"^\d{1,19}(\.\d*)?([eE]\+?\d{1,2})?$"
-COMPACT = r"^(19|20)\d{2}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{4}|\d{6})?$"
+COMPACT = r"^(19|20)\d{2}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{4}|\d{6}|\d{9})?$"
 YEAR_FIRST = r"^\d{4}-\d{1,2}-\d{1,2}(\s|$)"
 ABOVE_12 = r"(1[3-9]|2\d|3[01])(\D|$)"
 DAY_SECOND, DAY_THIRD = (r"^\s*\d{4}[-/.]" + part + ABOVE_12 for part in ("", r"\d{1,2}[-/.]"))
@@ -78,6 +78,7 @@ DIGITS_OF_CLOCKS = (r"^([01]?\d|2[0-3])?[0-5]?\d$", r"^([01]?\d|2[0-3])[0-5]\d[0
 SIGNS_OF_PROGRAMS = (
     (r"[\x{A0}\x{202F}]", " "),
     (r"^\s*(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)", r"\1-\2-\3T\4:\5:\6"),
+    (r"^(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)(\d{3})$", r"\1-\2-\3T\4:\5:\6.\7"),
     (r"(?i)^(\d{1,2}-[a-z]{3}-\d{2,4} \d{1,2})\.(\d\d)\.(\d\d)", r"\1:\2:\3"),
 )
 # Replacements that bring the local forms to a few: `31.12.2024, 13:05 Uhr` -> `31-12-2024 13:05`.

@@ -22,6 +22,11 @@ UNITS: dict[str, tuple[str, int]] = {
 }
 SECONDS_END = 100_000_000_000  # no date before the year 5138 has so many seconds
 BILLION = 1_000_000_000
+# Units of .NET, 100 ns since the year 1, until 1970, and in 2000 and 2050; as unix nanoseconds,
+# these would be times of half a year around 1990.
+TICKS_1970, TICKS_2000, TICKS_2050 = (
+    621_355_968_000_000_000, 630_822_816_000_000_000, 646_602_048_000_000_000
+)  # fmt: skip
 
 
 class Moments(NamedTuple):
@@ -84,6 +89,10 @@ def in_seconds(
         counts: is increased by the number of converted values of each unit.
     """
     below = pa.chunked_array([pa.array(np.zeros(len(whole), np.int64))]) if below is None else below
+    if unit == "auto":
+        ticks = pc.and_(pc.greater_equal(whole, TICKS_2000), pc.less(whole, TICKS_2050))
+        counts["timestamps_in_ticks"] += pc.sum(ticks).as_py() or 0
+        whole = pc.if_else(ticks, pc.multiply(pc.subtract(whole, TICKS_1970), 100), whole)
     for key, (word, per_second) in UNITS.items():
         if unit == "auto":
             other = pc.greater(whole, SECONDS_END // 1_000 * per_second)

@@ -54,7 +54,8 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
     """Why a role is not known, and the column that a command may name."""
     description = NEEDED[role]
     if equal:
-        return f"both {' and '.join(map(repr, equal))} could be {description}", equal[0]
+        others = [name for name in free_columns(sample, roles) if name in equal]
+        return f"both {' and '.join(map(repr, equal))} could be {description}", (others or equal)[0]
     if role == "timestamp":
         return _without_time(sample, roles)
     taken = {  # but for types of which none is known, such as the events of a concert hall

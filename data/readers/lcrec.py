@@ -48,7 +48,9 @@ def read(config: ReaderConfig) -> EventStream:
     paths = files(config)
     histories = read_json(paths["interactions"])
     for user, history in histories.items():
-        if not isinstance(history, list) or not all(map(_is_number, history)):
+        if not isinstance(history, list) or not all(
+            type(item) is int and 0 <= item < 10**MAX_DIGITS for item in history
+        ):
             said = {"path": paths["interactions"], "user": user, "shown": str(history)[:60]}
             raise DataError(sentence("no_list_of_numbers", **said))
     lengths = np.asarray([len(history) for history in histories.values()], np.int64)
@@ -68,10 +70,6 @@ def read(config: ReaderConfig) -> EventStream:
             "items_without_metadata": int(np.isin(numbers, list(described), invert=True).sum()),
         },
     ).stream()
-
-
-def _is_number(item: object) -> bool:
-    return type(item) is int and 0 <= item < 10**MAX_DIGITS
 
 
 def _attribute_columns(numbers: list[int], described: dict[int, ItemText]) -> dict[str, pa.Array]:

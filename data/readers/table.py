@@ -26,6 +26,7 @@ from recsys.data.column_notes import (
     shortened_ids,
     unread_clocks,
     unread_exclusions,
+    with_lines_of_returns,
 )
 from recsys.data.columns import (
     check_names,
@@ -102,7 +103,7 @@ def read(config: ReaderConfig) -> EventStream:
         if known is None:
             roles = recognise_events(sample, chosen, described, times)
             roles |= other_ids(sample, roles, chosen)
-            roles = refunds(sample, roles, chosen)
+            roles = with_lines_of_returns(sample, refunds(sample, roles, chosen), chosen)
         else:
             roles = mapped(sample, chosen, known["events"], of_items=False)
             before = known.get("unused", sample.table.column_names)

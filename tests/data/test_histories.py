@@ -214,7 +214,8 @@ def test_bots_have_far_more_events_than_others() -> None:
 @pytest.mark.parametrize(
     ("name", "events", "dropped"),
     [("guest", 100, True), ("Gast", 100, True), ("guest", 5, False), ("0", 100, True),
-     ("0", 30, False), ("anna", 100, False)],
+     ("0", 30, False), ("00000", 100, True), ("000", 30, False), ("9999", 100, True),
+     ("99", 100, False), ("anna", 100, False)],
 )  # fmt: skip
 def test_a_placeholder_is_no_person(name: str, events: int, dropped: bool) -> None:
     known = facts([f"u{n}" for n in range(200)] + [name], [10] * 200 + [events])

@@ -319,6 +319,18 @@ def test_a_file_of_the_night_without_a_header_is_refused_with_advice_that_works(
 
 
 @pytest.mark.parametrize(
+    ("name", "up", "down"),
+    [("thumbs", "up", "down"), ("Vote", "Upvote", "Downvote"), ("reaction", "like", "dislike"),
+     ("feedback", "👍", "👎"), ("Bewertung", "gut", "schlecht")],
+)  # fmt: skip
+def test_votes_in_words_are_ratings(shop, name, up, down):
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n, up if n % 3 else down)
+            for n in range(180)]  # fmt: skip
+    found = shop(table(f"customer,sku,bought_at,{name}", rows))
+    assert (found.roles["rating"], found.counts["low_ratings_dropped"]) == (name, 60)
+
+
+@pytest.mark.parametrize(
     ("role", "names"),
     [("rating", ["star_rating", "Book-Rating", "My Rating", "movie_rating", "Customer Rating",
                  "Kundenbewertung", "review_stars", "Film Rating"]),
@@ -442,6 +454,35 @@ def test_marks_of_returns_without_usual_names_are_asked_about(shop, raw, name, s
     (raw / "new.csv").write_text(text)
     assert found.night(raw / "new.csv")["type"].to_pylist().count("return") == 40
     assert shop(text, columns={"taken_back": "none"}).data.interactions.item.size == 280
+
+
+@pytest.mark.parametrize(
+    ("name", "sold", "back"),
+    [("Retoure", "nein", "ja"), ("Rückgabe", "0", "1"), ("retour", "", "oui"),
+     ("credit_note", "0", "1"), ("Gutschrift-Nr", "", "CN-{}"), ("return_flag", "N", "R"),
+     ("returned_at", "", "2024-01-05"), ("status", "delivered", "returned")],
+)  # fmt: skip
+@pytest.mark.parametrize("own", [False, True])
+def test_rows_that_repeat_what_they_take_back_are_lines_of_returns(
+    shop, raw, name, sold, back, own
+):
+    """Each sixth purchase is returned, which its own row says, or one a day later."""
+    rows = [(f"u{n * 5 % 23}", n * 7 % 31, T + 5000 * n, sold) for n in range(240)]
+    if own:
+        rows[1::6] = [(*row[:3], back.format(n)) for n, row in enumerate(rows[1::6])]
+    else:
+        rows += [(u, i, at + 90_000, back.format(at)) for u, i, at, _ in rows[1::6]]
+    text = table(f"customer,sku,date,{name}", rows)
+    found = shop(text)
+    assert [role.endswith("line") for role, column in found.roles.items() if column == name] == [
+        not own
+    ]
+    assert found.counts["negative_events_dropped"] == 40
+    assert found.counts.get("events_before_negative_dropped", 0) == 40 * (not own)
+    assert found.data.interactions.item.size == 200
+    (raw / "new.csv").write_text(text)
+    night = found.night(raw / "new.csv")
+    assert night["type"].to_pylist().count("return") == 40
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,8 @@ def test_columns_are_recognised_in_eight_languages(shop, head):
         ("Wer,Was,Preis", "user=Wer item=Was timestamp=file-order"),
         ("alpha,beta,gamma", "user=alpha item=beta timestamp=file-order"),
         ("customer_id,visitor_id,thing", "user=customer_id item=visitor_id timestamp=file-order"),
+        ("Patron Barcode,Item Barcode,Mark",
+         "'user=Patron Barcode' 'item=Item Barcode' timestamp=file-order"),
         ("Cliente fedele,Vecchio articolo web,x",
          "'user=Cliente fedele' 'item=Vecchio articolo web' timestamp=file-order"),
     ],
@@ -289,7 +291,7 @@ def test_letters_of_users_stay_and_those_in_two_cases_are_named(shop):
 NOBODY = ["NA", "Walk-in Customer", "Guest", "Guest Customer", "Gastkunde", "Laufkundschaft",
           "POS", "Cash Customer", "POS Customer", "anonymous", "no-reply@shop.de", "Barverkauf",
           "C00000", "Cliente ocasional", "Client de passage", "Consumidor final",
-          "Kassaverkoop"]  # fmt: skip
+          "Kassaverkoop", "Theke"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NOBODY)
@@ -301,6 +303,13 @@ def test_each_order_of_nobody_is_a_user_of_its_own(shop, name):
     assert repr(name) in found.notes
     kept = shop(table("order,customer,sku,date", rows), clean={"skip": "placeholder_users"})
     assert len(kept.histories[name]) == 160
+
+
+@pytest.mark.parametrize(("name", "each"), [("Hotel Adler GmbH", 3), ("Adler", 8), ("K-1007", 8)])
+def test_a_customer_with_many_orders_among_many_customers_is_one(shop, name, each):
+    found = shop(table("order,customer,sku,date", orders(480, lambda n: f"c{n % 23}" if n % each
+                                                         else name)))  # fmt: skip
+    assert len(found.histories[name]) == 2 * -(-240 // each)
 
 
 def test_a_customer_with_many_orders_among_few_customers_is_one(shop):
@@ -1017,7 +1026,9 @@ def test_prices_that_contradict_each_other_are_counted(shop):
      (["1.299", "1,299", "1299", "12.99"], [1299, 1299, 1299, 12.99], 1),
      (["2,499", "12,99", "8,50", "19,90"], [2499, 12.99, 8.5, 19.9], 1),
      (["1.299", "1.349", "1.459", "12.99"], [1.299, 1.349, 1.459, 12.99], 0),
-     (["1.299", "12.9", "8.5", "19.90"], [1.299, 12.9, 8.5, 19.9], 0)],
+     (["1.299", "12.9", "8.5", "19.90"], [1.299, 12.9, 8.5, 19.9], 0),
+     (["12€50", "3 € 05", "1.299€00", "9€"], [12.5, 3.05, 1299, 9], 0),
+     (["€12", "EUR 3", "R$50", "9€90"], [12, 3, 50, 9.9], 0)],
 )  # fmt: skip
 def test_a_price_without_cents_among_prices_with_cents_is_a_thousand(shop, prices, right, guessed):
     items = table(
