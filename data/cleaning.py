@@ -273,7 +273,7 @@ def other_ids(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) ->
     return {}
 
 
-def is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
+def is_of_items(sample: Sample, roles: Roles, name: str, share: float = SHARE_OF_ONE) -> bool:
     """Whether a column has mostly one value for each item, and several in all."""
     both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
     both = both.filter(pc.and_not(both["value"].is_valid(), is_no_id(as_text(both["item"]))))
@@ -281,7 +281,7 @@ def is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
     most = rows.group_by("item").aggregate([("count_all", "max")])
     several = pc.count_distinct(both["value"]).as_py() > 1 or most.num_rows == 1
     same = pc.sum(most["count_all_max"]).as_py() or 0
-    return bool(several and same >= SHARE_OF_ONE * both.num_rows)
+    return bool(several and same >= share * both.num_rows)
 
 
 def has_few_names(sample: Sample, roles: Roles, name: str) -> bool:

@@ -32,6 +32,7 @@ PIECES = r"^[-−]?(\d|10)$"  # of a line of an order
 MOST_RETURNS = 0.5  # of the rows; more are no returns
 FEW_RETURNS = 5  # rows, below which repetition says nothing
 REPEATED, MOST_AGAIN = 0.8, 0.5  # shares of rows whose user has the item in other rows, too
+SURE_OF_ONE = 0.99  # share of an owner's rows with one value, for a state of the owner
 MOST_STRANGE = 0.15  # share of the rows with states that nobody knows; fewer are named
 MOST_MORE = 0.1  # share of what is returned more often than it was bought
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
@@ -117,11 +118,19 @@ def ask_about_returns(
         DataError: the message has the settings that decide.
     """
     is_open = chosen.get("taken_back") is None
+    for name in free_columns(sample, roles) if is_open else ():
+        column = sample.table.column(sample.table.schema.get_all_field_indices(name)[0])
+        if returns.is_taken_back(name) and pa.types.is_list(column.type) and name not in unasked:
+            count = pc.sum(pc.greater(pc.list_value_length(column), 0)).as_py()
+            if count:
+                raise DataError(
+                    sentence("lists_of_returns", path=sample.path, name=name, count=count)
+                )
     are_orders = {"behaviour", "rating"}.isdisjoint(roles) and chosen.get("order_status") is None
     for name, states in _strange_states(sample, roles) if is_open and are_orders else ():
         if name not in unasked:
             values = sample.texts(name).filter(pc.is_in(sample.texts(name), pa.array(states)))
-            ways = (f"taken_back={name}={'|'.join(states[:3])}", f"order_status={name}")
+            ways = (f"taken_back={name}={states[0]}", f"order_status={name}")
             raise _asked(sample, name, "has states that nobody knows", values, ways)
     if "behaviour" in roles or any(_show_returns(role, sample, roles) for role in roles):
         return list(sample.table.column_names)
@@ -212,10 +221,13 @@ def _strange_states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[st
         states = returns.strange_states(values) if sample.counts[name] == 1 else []
         strange = pc.sum(pc.is_in(values, value_set=pa.array(states, pa.string()))).as_py() or 0
         owners = ({"item": roles[role]} for role in ("user", "item"))
-        if strange > MOST_STRANGE * len(values) and not any(
-            is_of_items(sample, owner, name) for owner in owners
+        usual = len(states) == 1 and strange > MOST_RETURNS * len(values)  # not that of returns
+        if (
+            not usual
+            and strange > MOST_STRANGE * len(values)
+            and not any(is_of_items(sample, owner, name, SURE_OF_ONE) for owner in owners)
         ):
-            yield name, states
+            yield name, sorted(states, key=values.to_pylist().count)
 
 
 def _asked(

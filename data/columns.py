@@ -71,6 +71,7 @@ SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
 DOCUMENT = r"^[4-9]\d{9}$"  # as unix seconds, they are after the year 2096
 CLOCK = r"^\d{1,2}[:h]\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
+FEW_KINDS = 3  # distinct values of a column such as `Art`, which is an article or a kind
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_PERSONS = 0.05  # of the rows; a column that names fewer buyers is nearly empty
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
@@ -419,6 +420,7 @@ def _titles_under_names_of_items(sample: Sample, roles: Roles, role: str) -> lis
         if rank(name, EVENT_WORDS["item"]) in (0, 1):
             values = sample.texts(name)
             words = codes or share_of(values, BLANKS) >= SHARE_OF_WORDS
+            words = words and pc.count_distinct(values).as_py() > FEW_KINDS
             titles += [(1, name)] if words and _looks_like(values) == "titles" else []
     return titles
 

@@ -275,8 +275,8 @@ class EventReader:
             nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
             odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))
             self.report.add_rows("quantities_unreadable", odd, texts)
-            returned.append(pc.fill_null(pc.less(pieces, 0), False))
             pieces = self._without_taken_back(pieces, column, path, returned, cancelled)
+            returned.append(pc.fill_null(pc.less(pieces, 0), False))
         if "price" in made:  # of lines of returns it is not the price of today
             bought = _is_positive(types)
             if pieces is not None:
@@ -368,6 +368,8 @@ class EventReader:
         if not texts:
             return pieces
         of_returns, of_cancellations = returns.pieces_taken_back(texts, self.first.pieces)
+        alone = pc.and_(pc.fill_null(pc.equal(pieces, 0), False), pc.greater(of_returns, 0))
+        pieces = pc.if_else(alone, pc.negate(of_returns), pieces)  # a row of its own
         taken = pc.add(of_returns, of_cancellations)
         some = pc.fill_null(pc.and_(pc.greater(taken, 0), pc.greater(pieces, 0)), False)
         all_of_row = pc.and_(some, pc.fill_null(pc.greater_equal(taken, pieces), False))
@@ -433,6 +435,10 @@ class EventReader:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)
         points = read_ratings(texts)
         self.report.add_rows("ratings_unreadable", pc.and_(filled, pc.is_null(points)), texts)
+        if self.report.mapping.get("unrated"):
+            unrated = pc.equal(points, -1)
+            self.report.add_rows("ratings_of_minus_1", unrated, texts)
+            points = pc.if_else(unrated, None, points)
         return points
 
     def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:

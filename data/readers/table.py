@@ -46,6 +46,7 @@ from recsys.data.layouts import (
     refuse_other_layouts,
     refuse_without_header,
 )
+from recsys.data.numbers import has_unrated
 from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.refunds import refunds
@@ -131,6 +132,8 @@ def read(config: ReaderConfig) -> EventStream:
     unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
     report.mapping["unasked"] = unasked
+    ratings = [sample.texts(roles["rating"].column)] if "rating" in roles else []
+    report.mapping["unrated"] = known.get("unrated") if known else any(map(has_unrated, ratings))
     report.mapping["day_second"] = next(iter(of_file.values())).day_second
     _report_columns(report, sample, roles)
     for note in [
@@ -239,9 +242,11 @@ def _report_columns(report: Report, sample: Sample, roles: Roles) -> None:
         )
     taken = {match.column for match in roles.values()}
     unused = [
-        name if len(sample.texts(name)) else f"{name} (empty in the first rows)"
-        for name in sample.table.column_names
-        if name not in taken
+        field.name + " (empty in the first rows)" * (not len(sample.texts(field.name)))
+        if not pa.types.is_nested(field.type)
+        else f"{field.name} (lists)"
+        for field in sample.table.schema
+        if field.name not in taken
     ]
     if unused and "user" in roles:
         report.note(f"Columns of {sample.path.name} that are not used: {', '.join(unused)}.")

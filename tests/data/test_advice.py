@@ -113,6 +113,25 @@ def test_lists_of_lines_with_quantities_are_read(shop, more):
     assert ("quantity" in found.roles) == ("qty" in more)
 
 
+@pytest.mark.parametrize("name", ["refunds", "returned_items", "order.returns"])
+def test_lists_of_what_was_taken_back_are_asked_about(shop, name):
+    record, _, field = name.rpartition(".")
+    rows = []
+    for n in range(1, 181):
+        lines = [{"sku": f"p{n * 7 % 11}", "qty": 1}]
+        back = {field: lines[: n % 9 == 0]}
+        rows.append({"customer": f"c{n % 20}", "date": T + 5000 * n, "lines": lines,
+                     **({record: back} if record else back)})  # fmt: skip
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    with pytest.raises(
+        DataError, match=f"column '{name}' lists what was taken back in 20 of"
+    ) as no:
+        shop(text, file="events.jsonl")
+    assert "--column taken_back=none" in str(no.value)
+    found = shop(text, file="events.jsonl", columns={"taken_back": "none"})
+    assert f"{name} (lists)" in found.notes
+
+
 # Orders of which only the first line has the number, the customer and the date
 
 

@@ -404,7 +404,10 @@ def test_lines_that_only_look_like_returns_are_asked_about(shop, raw, name, sold
     [("Status", ("XYZ1", "Delivered", "Delivered"), True),
      ("Статус", ("XYZ1", "Delivered", "Delivered"), False),
      ("order_state", ("ohne", "mit", "mit"), True), ("state", ("CA", "NY", "TX"), False),
-     ("Status", ("Дa", "Доставлен", "完了"), True)],
+     ("Status", ("Дa", "Доставлен", "完了"), True), ("status", ("R", "A", "A"), True),
+     ("order_status", ("5", "2", "2"), True), ("Status", ("XYZ1",) * 3, False),
+     ("Status", ("Delivered", "Ausgebucht", "Ausgebucht"), False),
+     ("Status", ("Erledigt",) * 3, False)],
 )  # fmt: skip
 def test_states_that_nobody_knows_are_asked_about(shop, name, states, asked):
     state = lambda n: states[n % 20 % 3 if "NY" in states else n % 3]  # noqa: E731

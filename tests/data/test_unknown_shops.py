@@ -551,7 +551,7 @@ def test_a_column_that_numbers_every_line_is_of_no_returns(shop, column):
      ("product_quantity_return", ("0", "1")), ("refund", ("0.00", "9.99")),
      ("Kwota zwrotu", ("", "12.50")),
      ("Motivo da devolução", ("", "Defeito")), ("Stornogrund", ("", "zu spät")),
-     ("rating", ("fine", "awful")), ("Bewertung", ("gut", "schlecht")),
+     ("rating", ("fine", "awful")), ("Bewertung", ("edel", "mies")),
      ("order_status", ("paid", "Cancel it")), ("Status", ("Zrealizowane", "Do zwrotu")),
      ("Status", ("Delivered", "Parked")), ("returned", ("no", "partial")),
      ("refunded", ("No", "Partially")), ("cancelled", ("no", "perhaps")),
@@ -605,6 +605,33 @@ def test_pieces_that_were_taken_back_are_those_of_the_line(shop, refunded, cance
     assert found.counts["rows_of_cancelled_orders_dropped"] == 20
     assert found.counts["pieces_taken_back"] == 40
     assert {*found.data.pieces["pieces"].to_pylist()} >= {2.0, 3.0}
+
+
+@pytest.mark.parametrize("sold", ["0", "0.00"])
+def test_pieces_that_were_taken_back_on_a_row_of_their_own(shop, sold):
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n, 2, 0) for n in range(180)]
+    rows += [(*row[:2], row[2] + 99, sold, 1 + n % 2) for n, row in enumerate(rows[::9])]
+    found = shop(table("customer,sku,date,qty_sold,qty_returned", rows))
+    assert found.counts["negative_events_dropped"] == found.counts["partial_returns_dropped"] == 10
+    assert "rows_of_cancelled_orders_dropped" not in found.counts
+
+
+@pytest.mark.parametrize(
+    ("scale", "unrated"), [((-1, 1, 4, 4.5, 5), 36), ((-1, 1, 8, 9, 10), 36), ((-1, 0, 1, 2, 3), 0)]
+)
+def test_a_rating_below_its_scale_is_none(shop, raw, scale, unrated):
+    text = events(180, lambda n: scale[n % 5], head="user,item,timestamp,rating")
+    found = shop(text, clean={"most_removed": 1})
+    assert found.counts.get("ratings_of_minus_1", 0) == unrated
+    assert found.counts["low_ratings_dropped"] == 36 * (1 + (unrated == 0))
+    night = of_the_night(found, raw, text, clean={"most_removed": 1})
+    assert pc.min(night["rating"]).as_py() == scale[unrated > 0]
+
+
+@pytest.mark.parametrize("kinds", ["VR", "AB"])
+def test_a_column_of_few_kinds_under_the_name_of_items_is_no_title(shop, kinds):
+    found = shop(events(180, lambda n: kinds[n % 9 == 0], head="Kunde,Artikelnr,Datum,Art"))
+    assert "title" not in found.roles
 
 
 def test_closed_orders_without_complete_ones_are_kept(shop):
