@@ -141,7 +141,11 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
             events.drop_ratings_below(rules.min_rating)
         if rules.k_core:
             events.k_core(rules.k_core)
-            catalog = _in_core(catalog, events)
+            known = events.items.filter(pa.array(events.events_of("item") > 0))
+            stays = pc.is_in(catalog.items["item_id"], value_set=known)
+            counts = {"items_outside_core_dropped": pc.sum(pc.invert(stays)).as_py() or 0}
+            codes = None if catalog.codes is None else catalog.codes[stays.to_numpy()]
+            catalog = ItemCatalog(catalog.items.filter(stays), codes, catalog.counts | counts)
         return _Writer(events, catalog, source, rules, behaviours).write(folder)
 
 
@@ -207,15 +211,6 @@ def _cleaned(events: EventTable, cleaner: HistoryCleaner) -> Iterator[dict[str, 
         events.insert("disliked", pa.table(cleaned.disliked))
         events.insert("pieces", pa.table(cleaned.pieces))
         yield {name: values[cleaned.keep] for name, values in cleaned.columns.items()}
-
-
-def _in_core(catalog: ItemCatalog, events: EventTable) -> ItemCatalog:
-    """The items that have events, with their codes."""
-    known = events.items.filter(pa.array(events.events_of("item") > 0))
-    stays = pc.is_in(catalog.items["item_id"], value_set=known)
-    counts = {"items_outside_core_dropped": pc.sum(pc.invert(stays)).as_py() or 0}
-    codes = None if catalog.codes is None else catalog.codes[stays.to_numpy()]
-    return ItemCatalog(catalog.items.filter(stays), codes, catalog.counts | counts)
 
 
 @dataclass

@@ -158,7 +158,7 @@ class EventReader:
             rows = file.batches(None if counts else used, damage)
             rows = filled_down(rows, self.of_orders, self.report)
             for batch in with_lines(rows, used, file) if counts else rows:
-                table = self._without_open_quotes(batch, file, damage)
+                table = _without_open_quotes(batch, self.roles, file, damage)
                 table = self._split(table)
                 self.report.rows += table.num_rows
                 events = self._canonical(table, file.path, cleaner, rules)
@@ -187,17 +187,6 @@ class EventReader:
             self.report.add(rule, len(texts), texts[:EXAMPLES].to_pylist())
         self.report.split += made.num_rows - table.num_rows
         return made
-
-    def _without_open_quotes(self, table: pa.Table, file: TableFile, damage: Damage) -> pa.Table:
-        """Drop rows in which a quote is not closed, so that a value contains other rows."""
-        if file.kind != "delimited":
-            return table
-        for role in ("user", "item", "timestamp"):
-            if role in self.roles:
-                column = table[self.roles[role].column]
-                long = pc.match_substring(pc.utf8_trim_whitespace(column), "\n")
-                table = damage.drop(table, column, pc.fill_null(long, False))
-        return table
 
     def _canonical(
         self, table: pa.Table, path: Path, cleaner: RowCleaner, rules: TimeRules
@@ -455,6 +444,20 @@ class EventReader:
         numbers = [self.types.index(name) if name in self.types else 0 for name in names]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])
+
+
+def _without_open_quotes(
+    table: pa.Table, roles: Roles, file: TableFile, damage: Damage
+) -> pa.Table:
+    """Drop rows in which a quote is not closed, so that a value contains other rows."""
+    if file.kind != "delimited":
+        return table
+    for role in ("user", "item", "timestamp"):
+        if role in roles:
+            column = table[roles[role].column]
+            long = pc.match_substring(pc.utf8_trim_whitespace(column), "\n")
+            table = damage.drop(table, column, pc.fill_null(long, False))
+    return table
 
 
 def _with_returns(types: pa.ChunkedArray | None, back: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -304,26 +304,21 @@ def _seconds(moment: object) -> int:
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
 
-def _download_advice(path: Path) -> str:
-    """How to get a file of a public set; empty for other files."""
-    from recsys.data.download import public_sets
-
-    name = path.parts[0] if path.parts else ""
-    return f". `recsys data download {name}` fetches it" if name in public_sets() else ""
-
-
 def _find(name: str, path: str | None) -> Path | None:
     """Find a path of the configuration on disk.
 
     Raises:
         ConfigError: it does not exist.
     """
+    from recsys.data.download import public_sets
+
     if path is None:
         return None
     own = Path(path).expanduser()
     existing = find_raw(own) or (own if own.exists() else None)
     if existing is None:
         said = {"folders": ", ".join(map(str, raw_folders())), "here": Path.cwd()}
-        advice = _download_advice(own)
+        part = own.parts[0] if own.parts else ""
+        advice = f". `recsys data download {part}` fetches it" if part in public_sets() else ""
         raise ConfigError(sentence("not_found", name=name, path=path, **said) + advice)
     return existing

@@ -8,16 +8,9 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data import returns
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, words
-from recsys.data.returns import (
-    is_refunded_in_full,
-    is_return_line,
-    is_taken_back,
-    marks_of_lines,
-    read_pieces,
-    unread_marks,
-)
 from recsys.data.sample import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.texts import as_strings
 from recsys.event_names import normalised
@@ -43,12 +36,12 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
         return refund_roles
     if lines := lines_of_returns(sample, chosen):
         return refund_roles | lines
-    counted = "quantity" in roles and not is_taken_back(roles["quantity"].column)
+    counted = "quantity" in roles and not returns.is_taken_back(roles["quantity"].column)
     marks = [role for role in refund_roles if re.fullmatch(r"taken_back( \d+)?", role)]
     for role in marks if chosen.get("taken_back") is None else ():
         values = sample.texts(refund_roles[role].column)
-        more = unread_marks(values)
-        numbers = len(more) and not read_pieces(values).null_count
+        more = returns.unread_marks(values)
+        numbers = len(more) and not returns.read_pieces(values).null_count
         if numbers or (counted and _are_pieces(sample, roles, refund_roles[role].column)):
             del refund_roles[role]
     for name in free_columns(sample, refund_roles):
@@ -64,12 +57,12 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
         if rank(name, EVENT_WORDS["return_number"]) is not None:
             filled = pc.sum(each(values, lambda text: not is_missing(text))).as_py()
             kind = "number" if 0 < filled <= MOST_FILLED * sample.table.num_rows else None
-        elif not is_taken_back(name):
+        elif not returns.is_taken_back(name):
             continue
         elif any(word in normalised(name) for word in words("quantities")) or (
             counted and _are_pieces(sample, roles, name)
         ):
-            numbers = 1 - read_pieces(values).null_count / len(values)
+            numbers = 1 - returns.read_pieces(values).null_count / len(values)
             kind = "pieces" if counted and numbers >= SHARE_OF_NUMBERS else None
         elif "taken_back amount" not in refund_roles and (
             total := _total(sample, refund_roles, name)
@@ -93,7 +86,7 @@ def lines_of_returns(sample: Sample, chosen: Mapping[str, str | None]) -> Roles:
     column, _, value = name.partition("=")
     if value and column in names and name not in names:
         return {f"taken_back ={value}": Found(column, "named in the settings")}
-    form = marks_of_lines(sample.texts(name)) if name in names else None
+    form = returns.marks_of_lines(sample.texts(name)) if name in names else None
     return {f"taken_back {form}": Found(name, "named in the settings")} if form else {}
 
 
@@ -101,11 +94,12 @@ def _are_pieces(sample: Sample, roles: Roles, name: str) -> bool:
     """Whether the numbers of a column such as `refunded` are a part of the quantity of each row."""
     values = sample.texts(name)
     digits = pc.all(pc.match_substring_regex(values, r"^\d{1,3}$")).as_py()
-    if not len(values) or not digits or normalised(name).startswith("is") or is_return_line(name):
+    is_mark = normalised(name).startswith("is") or returns.is_return_line(name)
+    if not len(values) or not digits or is_mark:
         return False
     names = (name, roles["quantity"].column)
     taken, pieces = (
-        read_pieces(as_strings(sample.table[n], "quantity", sample.path)) for n in names
+        returns.read_pieces(as_strings(sample.table[n], "quantity", sample.path)) for n in names
     )
     return bool(pc.all(pc.less_equal(taken, pieces)).as_py())
 
@@ -118,22 +112,20 @@ def _total(sample: Sample, roles: Roles, name: str) -> str | None:
     refunded = as_strings(sample.table[name], name, sample.path)
     prices = [match.column for match in all_of("price", roles)]
     if "quantity" in roles:
-        pieces = read_pieces(sample.texts(roles["quantity"].column))
+        pieces = returns.read_pieces(sample.texts(roles["quantity"].column))
         prices = prices if pc.all(pc.equal(pieces, 1)).as_py() else []
     amounts = [
         column
         for column in free_columns(sample, roles)
         if column != name
         and sample.counts[column] == 1
-        and not is_taken_back(column)
+        and not returns.is_taken_back(column)
         and not pa.types.is_nested(sample.table[column].type)
         and any(word in normalised(column) for word in words("amounts"))
     ]
-    equal = {
-        column: pc.sum(
-            is_refunded_in_full(refunded, as_strings(sample.table[column], column, sample.path))
-        ).as_py()
-        for column in amounts + prices
-    }
+    equal = dict[str, int]()
+    for column in amounts + prices:
+        amount = as_strings(sample.table[column], column, sample.path)
+        equal[column] = pc.sum(returns.is_refunded_in_full(refunded, amount)).as_py()
     best = max(equal, key=lambda column: equal[column], default=None)
     return best if best is not None and equal[best] else None

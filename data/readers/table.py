@@ -19,22 +19,8 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
+from recsys.data import column_notes, columns
 from recsys.data.cleaning import other_ids
-from recsys.data.column_notes import (
-    ask_about_returns,
-    ignored_availability,
-    shortened_ids,
-    unread_clocks,
-    unread_exclusions,
-    with_lines_of_returns,
-)
-from recsys.data.columns import (
-    check_names,
-    check_new_columns,
-    mapped,
-    recognise_events,
-    recognise_items,
-)
 from recsys.data.event_rows import EventReader
 from recsys.data.files import Damage
 from recsys.data.first_rows import look_at
@@ -102,13 +88,14 @@ def read(config: ReaderConfig) -> EventStream:
         of_orders = columns_of_orders(first_rows)
         sample = Sample(events[0].path, next(filled_down([first_rows], of_orders, Report())))
         if known is None:
-            roles = recognise_events(sample, chosen, described, times)
+            roles = columns.recognise_events(sample, chosen, described, times)
             roles |= other_ids(sample, roles, chosen)
-            roles = with_lines_of_returns(sample, refunds(sample, roles, chosen), chosen)
+            roles = refunds(sample, roles, chosen)
+            roles = column_notes.with_lines_of_returns(sample, roles, chosen)
         else:
-            roles = mapped(sample, chosen, known["events"], of_items=False)
+            roles = columns.mapped(sample, chosen, known["events"], of_items=False)
             before = known.get("unused", sample.table.column_names)
-            check_new_columns(sample, chosen, roles, before, times)
+            columns.check_new_columns(sample, chosen, roles, before, times)
         lists = {file.explode for file in events if file.explode}
         if not lists or any(
             lists & {m.column, m.column.rpartition(".")[0]} for m in roles.values()
@@ -127,8 +114,9 @@ def read(config: ReaderConfig) -> EventStream:
                 report,
                 sentence("lines_above", name=file.path.name, lines=examples(pa.array(file.above))),
             )
-    check_names(sample, {match.column for match in roles.values()})
-    unasked = ask_about_returns(sample, roles, chosen, (known or {}).get("unasked", ()))
+    columns.check_names(sample, {match.column for match in roles.values()})
+    before_asked = (known or {}).get("unasked", ())
+    unasked = column_notes.ask_about_returns(sample, roles, chosen, before_asked)
     unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
     report.mapping["unasked"] = unasked
@@ -137,9 +125,9 @@ def read(config: ReaderConfig) -> EventStream:
     report.mapping["day_second"] = next(iter(of_file.values())).day_second
     _report_columns(report, sample, roles)
     for note in [
-        *unread_exclusions(sample, roles, chosen),
-        *shortened_ids(sample, roles),
-        *unread_clocks(sample, roles),
+        *column_notes.unread_exclusions(sample, roles, chosen),
+        *column_notes.shortened_ids(sample, roles),
+        *column_notes.unread_clocks(sample, roles),
     ]:
         _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
@@ -161,14 +149,15 @@ def read(config: ReaderConfig) -> EventStream:
         if items is None or described is None:
             return _items(reader.described(ids, times), ids, config, report)
         before = known["items"] if known and known.get("items") else None
-        mine = recognise_items(
+        mine = columns.recognise_items(
             described, chosen, roles["item"].column, pa.chunked_array([ids]), times, before
         )
         report.mapping["items"] = _names(mine)
         _report_columns(report, described, mine)
-        ignored = ignored_availability(described, chosen, mine)
-        notes = unread_exclusions(described, mine) + shortened_ids(described, mine)
-        for note in ([ignored] if ignored else []) + notes:
+        ignored = column_notes.ignored_availability(described, chosen, mine)
+        notes = [ignored] if ignored else []
+        notes += column_notes.unread_exclusions(described, mine)
+        for note in notes + column_notes.shortened_ids(described, mine):
             _warn(report, note)
         damage = Damage()
         table = items.read(damage)
