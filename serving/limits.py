@@ -64,6 +64,9 @@ class Room:
     >>> room = Room(10)
     >>> room.take(8), room.take(3), room.taken
     (True, False, 8)
+    >>> room.give(8)
+    >>> room.take(20), room.take(1), room.take(0)
+    (True, False, True)
     """
 
     def __init__(self, most: int) -> None:
@@ -72,7 +75,7 @@ class Room:
 
     def take(self, count: int) -> bool:
         """Take so many bytes if they are free; returns whether they were."""
-        fits = not self.taken or self.taken + count <= self.most
+        fits = not count or not self.taken or self.taken + count <= self.most
         self.taken += count if fits else 0
         return fits
 

@@ -60,16 +60,16 @@ async def test_large_answers_of_batches_are_bounded_together(client, service):
 
 
 async def test_large_answers_that_are_not_read_are_bounded_together(settings, monkeypatch):
-    monkeypatch.setattr(middleware, "ANSWERS", 3 * PART)
+    monkeypatch.setattr(middleware, "ANSWERS", 2 * PART)  # less than the answer that is alone
     text, read = bytes(range(256)) * (PART // 64), asyncio.Event()  # four parts
 
     async def app(scope, receive, send):
-        await Response(text)(scope, receive, send)
+        await Response(text if scope["path"] == "/" else b"")(scope, receive, send)
 
     metrics = Metrics()
     entrance = Entrance(app, Guard(settings, metrics), settings, metrics)
 
-    async def ask():
+    async def ask(path="/"):
         sent = []
 
         async def send(message):
@@ -77,13 +77,14 @@ async def test_large_answers_that_are_not_read_are_bounded_together(settings, mo
             if len(sent) > 2:  # the head and a part are on their way
                 await read.wait()
 
-        path = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/"}
-        await entrance(path | {"query_string": b"", "headers": []}, None, send)
+        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode()}
+        await entrance(scope | {"query_string": b"", "headers": []}, None, send)
         return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
 
     slow = asyncio.create_task(ask())
     await asyncio.sleep(0)
     assert (await ask())[0] == 429
+    assert await ask("/small") == (200, b"")
     read.set()
     assert await slow == await ask() == (200, text)
 
