@@ -213,8 +213,8 @@ def _strange_states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[st
 
     States of addresses and of products have one value for each user or item.
     """
-    free = {*free_columns(sample, {role: m for role, m in roles.items() if "status" not in role})}
-    for name in free:
+    known = {role: match for role, match in roles.items() if "status" not in role}
+    for name in free_columns(sample, known):
         if rank(name, EVENT_WORDS["order_status"]) is None or is_of_a_user(name):
             continue
         values = sample.texts(name)

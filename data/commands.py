@@ -126,7 +126,7 @@ def _report(path: Path, as_json: bool) -> None:
         table.add_row(label, value)
     console = Console()
     console.print(table)
-    console.print(f"data set: {path}", soft_wrap=True, highlight=False)
+    console.print(f"data set: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _rows(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:

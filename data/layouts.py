@@ -137,7 +137,8 @@ def refuse_orders_beside_lines(files: Sequence[TableFile], items: str = "") -> N
             for file in (lines, orders)
         )
         keys = [n for n in lines.names if rank(n, EVENT_WORDS["session"][:2]) is not None]
-        pairs = [(own, n) for own in keys for n in orders.names if n == own or n.lower() == "id"]
+        pairs = [(own, own) for own in keys if own in orders.names]
+        pairs += [(own, name) for own in keys for name in orders.names if name.lower() == "id"]
         if pairs and "item" in of_lines and of_orders - of_lines and "item" not in of_orders:
             texts = (str(lines.path), str(orders.path), *pairs[0])
             arguments = ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)

@@ -94,7 +94,8 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
         nothing = pa.chunked_array([pa.nulls(batch.num_rows, pa.string())])
         user, item, rating, time = (texts.get(name, nothing) for name in fields)
         item = pc.coalesce(item, texts.get("asin", nothing))
-        moments = read_moments(batch[fields[3]], rules, counts)
+        times = batch[fields[3]] if fields[3] in texts else nothing
+        moments = read_moments(times, rules, counts)
         number = pc.match_substring_regex(rating, r"^-?\d{1,18}(\.\d*)?$")
         for kind, name, read, values in (
             ("no_time", fields[3], pc.is_valid(moments.second), time),

@@ -125,6 +125,11 @@ class TestAmazon(ReaderSuite):
     events = (("u", "a"), ("v", "b"))
     malformed = (
         ("X_5.json", '{"a": 1}\n', r"X_5\.json: not a review of a known edition"),
+        (
+            "X_5.json",
+            '{"reviewerID": "u", "asin": "a"}\n',
+            "has None in data row 1, which is no time",
+        ),
         ("X_5.json", "[1]\n", "no line is a JSON object|one JSON list"),
         ("X_5.json", review("u", "a", 1) + "{", "1 of 2 rows are damaged.*line 2"),
         ("X_5.json", review("u", "a", 1).encode() + b"\xff\n", "JSON lines must be in UTF-8"),

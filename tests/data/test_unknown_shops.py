@@ -714,7 +714,8 @@ def test_the_advice_for_orders_and_refunds_in_one_folder_reads_the_orders(shop, 
 @pytest.mark.parametrize(
     ("names", "key"),
     [(("orders.csv", "order_items.csv"), "order_id"), (("a.csv", "b.csv"), "order_id"),
-     (("orders.csv", "order_items.csv"), "id"), (("bestellungen.csv", "positionen.csv"), "Id")],
+     (("orders.csv", "order_items.csv"), "id"), (("orders.csv", "order_items.csv"), "id,order_id"),
+     (("bestellungen.csv", "positionen.csv"), "Id")],
 )  # fmt: skip
 @pytest.mark.parametrize("with_items", [False, True])
 def test_orders_and_their_lines_in_one_folder_are_joined(shop, raw, names, key, with_items):
@@ -722,7 +723,8 @@ def test_orders_and_their_lines_in_one_folder_are_joined(shop, raw, names, key, 
     (raw / "shop").mkdir()
     for name in names:
         (raw / "shop" / name).touch()
-    rows = [(n, f"c{n % 20}", T + 5000 * n) for n in range(90)]
+    others = [500] * key.count(",")  # in front of the number of the order
+    rows = [(*others, n, f"c{n % 20}", T + 5000 * n) for n in range(90)]
     lines = [(n, n // 2 + 7 * (n > 177), f"p{n * 7 % 11}", 2) for n in range(180)]
     (raw / "shop" / names[0]).write_text(table(f"{key},customer,created_at", rows))
     (raw / "shop" / names[1]).write_text(table("line_id,order_id,sku,quantity", lines))
