@@ -89,9 +89,9 @@ def in_seconds(
         counts: is increased by the number of converted values of each unit.
     """
     below = pa.chunked_array([pa.array(np.zeros(len(whole), np.int64))]) if below is None else below
-    if unit == "auto":
-        ticks = pc.and_(pc.greater_equal(whole, TICKS_2000), pc.less(whole, TICKS_2050))
-        counts["timestamps_in_ticks"] += pc.sum(ticks).as_py() or 0
+    ticks = pc.and_(pc.greater_equal(whole, TICKS_2000), pc.less(whole, TICKS_2050))
+    if unit == "auto" and pc.any(ticks).as_py():
+        counts["timestamps_in_ticks"] += pc.sum(ticks).as_py()
         whole = pc.if_else(ticks, pc.multiply(pc.subtract(whole, TICKS_1970), 100), whole)
     for key, (word, per_second) in UNITS.items():
         if unit == "auto":
