@@ -41,6 +41,7 @@ RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
 LEAST_HITS = 100  # of next items among the candidates; with fewer, no network is tried
 NETWORK_TIMES = 3  # that a network may take longer than what was fitted before it
 LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get no weights
+LEAST_SPREAD = 1e-4  # standard deviation of a feature at least, unless it is constant
 ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
 
 PRIOR = {
@@ -165,9 +166,12 @@ def _weights(
     """Weights of (n, w, F) features that are added to (n, w) scores.
 
     The penalty and the (F,) prior refer to features with mean 0 and variance 1 over all candidates.
+    A feature that hardly varies there, such as that of a model that has learned little, may vary
+    more in serving: its standard deviation counts as `LEAST_SPREAD`.
     """
     there, hit = candidates.there, candidates.hits
     scale = features[there].astype(np.float64).std(axis=0) if there.any() else np.zeros(len(prior))
+    scale = np.where(scale > 0, np.maximum(scale, LEAST_SPREAD), 0)
     rows = np.flatnonzero(hit.any(axis=1))
     fitted = prior
     if len(rows):

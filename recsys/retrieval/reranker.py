@@ -48,7 +48,7 @@ MOST_RANK = 50
 KNEES = (0.3, 0.6)
 """Cosines have a further feature for each of these: how far they are above it."""
 FLOOR = 1e-3
-"""The feature of the model is log(probability + FLOOR): smaller probabilities differ little."""
+"""The feature of the model is log(1 + probability / FLOOR): smaller probabilities differ little."""
 OF_NEW = (*COSINES, SASREC, MODEL)
 """Sources that know something of items without events."""
 
@@ -247,7 +247,7 @@ def features_of(
         value = np.where(known, values[source], 0).astype(np.float64)
         features[source] = value
         if source == MODEL:
-            features[source] = np.where(known, of_log_probs(value), np.log(FLOOR) * there)
+            features[source] = np.where(known, of_log_probs(value), 0)
         if source in RANKED:
             features[rank_of(source)] = np.where(known, np.log1p(values[rank_of(source)]), 0)
         if source in COSINES:
@@ -263,4 +263,4 @@ def features_of(
 
 def of_log_probs(log_probs: NDArray[np.float64]) -> NDArray[np.float64]:
     """The feature of the model's log-probabilities."""
-    return np.asarray(np.log(np.exp(log_probs) + FLOOR))
+    return np.asarray(np.log1p(np.exp(log_probs) / FLOOR))

@@ -52,7 +52,7 @@ from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
-FORMAT = 8  # of the files; up to 7, scores depended on the candidates
+FORMAT = 9  # of the files; up to 7, scores depended on the candidates; 8 had log(p + .001)
 NETWORK = "reranker_network.npy"
 TARGET_COUNTS = "target_popularity.npy"
 RECENT_COUNTS = "recent_popularity.npy"

@@ -99,7 +99,7 @@ def slow_features(source, values, others) -> list[dict[str, float]]:
     """Features of items from a source's values, and from those of all items outside the history."""
     features = []
     for v in values:
-        row = {source: math.log(math.exp(v) + 1e-3) if source == "model" else v}
+        row = {source: math.log(1 + 1000 * math.exp(v)) if source == "model" else v}
         if source in ("item_item", "sasrec"):
             row[f"{source}.rank"] = math.log(1 + min(50, sum(other > v for other in others)))
         if source in ("vectors", "content"):
