@@ -9,6 +9,7 @@ from toy_bundle import counted_codes, items_table, write_bundle
 
 from recsys.availability import available_items, digest_of_available
 from recsys.dataset import AVAILABILITY
+from recsys.evaluation.rankings import rank_histories
 from recsys.interactions import Histories
 from recsys.live import Epochs, NewItem
 from recsys.recommender import Recommender, RecommendRequest
@@ -135,6 +136,13 @@ def test_unavailable_items_come_back_after_a_change(recommender, clock, change):
     assert recommender.similar("i3", 1)
     clock.now = START + 120
     assert listed(recommender) == set(IDS) - names(SOLD_OUT | LATE) - gone | kept
+
+
+def test_evaluation_ranks_what_is_available_now(recommender):
+    recommender.remove(["i9"])
+    (((items, _), _),) = rank_histories(recommender, Histories.of([[0]]), ITEMS, (False,))
+    expected = set(IDS) - {"i9"} - names(SOLD_OUT | EARLY)
+    assert {IDS[i] for i in items[0] if i >= 0} == expected
 
 
 @pytest.mark.parametrize("later", [0, 60, 120])

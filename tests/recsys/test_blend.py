@@ -296,6 +296,20 @@ def test_blended_requests_get_the_same_bits_alone_and_in_a_batch(folder):
         assert rec.recommend_batch([request])[0].recommendations == mine.recommendations
 
 
+def test_scores_of_given_items_equal_the_searchs(rec):
+    histories = [["id-3", "id-9"], [], ["id-1", "nobody"]]
+    found = rec.recommend_batch([RecommendRequest(h, 20, blend=False) for h in histories])
+    items = [[*ids_of(result)][: 5 + i] for i, result in enumerate(found)]
+    scores = rec.score(histories, items)
+    for line, result in zip(scores, found, strict=True):
+        np.testing.assert_allclose(
+            line, [r.score for r in result.recommendations][: len(line)], rtol=1e-6
+        )
+    assert rec.score([["id-3"]], [[]]) == [[]]
+    with pytest.raises(RequestError, match="'nothing'"):
+        rec.score([["id-3"]], [["id-1", "nothing"]])
+
+
 def test_a_fallback_lists_related_then_popular_items(rec):
     request = RecommendRequest(["id-3", "id-9"], 12, filter=EVEN, exclude_items=["id-2"])
     result = rec.fallback(request)

@@ -280,6 +280,20 @@ def test_mode_draft_needs_a_draft_in_the_bundle(bundle):
         Recommender.load(bundle, mode="draft")
 
 
+def test_bfloat16_rounds_the_weights(bundle, recommender):
+    rough = Recommender.load(bundle, dtype="bfloat16")
+    assert rough.engine.target.dtype == torch.bfloat16
+    assert rough.engine.target.native is None
+    (exact,) = recommender.recommend_batch([RecommendRequest(["id-5", "id-6"], 3)])
+    (found,) = rough.recommend_batch([RecommendRequest(["id-5", "id-6"], 3)])
+    assert [one.score for one in found.recommendations] != [
+        one.score for one in exact.recommendations
+    ]
+    for near, one in zip(found.recommendations, exact.recommendations, strict=True):
+        assert near.item_id == one.item_id
+        assert near.score == pytest.approx(one.score, abs=0.5)  # the weights are random and large
+
+
 def test_a_bundle_is_read_as_it_was_written(bundle):
     loaded = Bundle.load(bundle)
     assert loaded.catalog.items.equals(TABLE)

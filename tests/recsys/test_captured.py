@@ -91,6 +91,15 @@ def test_counters_are_those_of_a_search_on_captured_passes():
                     assert getattr(mine, name) == getattr(theirs, name), name
 
 
+def test_what_was_returned_outlives_the_next_decode():
+    weights = weights_of()
+    model, decodes = captured(weights, shapes=[DecodeShape(1, 32)])
+    first = decodes.run(Search.of([[1, 2, 3]], model, TRIE), K)
+    scores = first.scores.clone()
+    decodes.run(Search.of([[9, 8, 7]], model, TRIE), K)
+    assert torch.equal(first.scores, scores)
+
+
 def test_a_catalog_of_one_level_is_searched():
     trie, weights = ItemTrie.build([[1], [4], [9], [2], [3], [30], [5]]), weights_of()
     model, decodes = captured(weights, trie, [DecodeShape(2, 8)])

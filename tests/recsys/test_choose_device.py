@@ -72,6 +72,16 @@ def test_large_weights_are_not_measured(tmp_path, claimed_gpu, monkeypatch, capl
     assert len(caplog.records) == 1
 
 
+def test_a_large_model_does_not_take_a_gpu_that_cannot_be_used(claimed_gpu, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+
+    with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
+        monkeypatch.setattr(torch, "zeros", refuse)
+        assert choose_device("auto", "work", never, large=True) == "cpu"
+    assert "busy or unavailable" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("times", "limit_s", "typical"),
     [

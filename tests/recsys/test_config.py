@@ -96,6 +96,10 @@ def test_the_command_line_wins_over_the_last_override():
     assert (settings.name, settings.seed) == ("b", 2)
 
 
+def test_an_override_may_hold_an_equals_sign():
+    assert Settings.load(None, ["data.path=a=b"]).values == {"data": {"path": "a=b"}}
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

@@ -309,6 +309,13 @@ def test_a_cache_keeps_no_text_of_a_filter(cache):
     assert len(key) == 32
 
 
+def test_other_filters_have_other_keys():
+    red, blue = clause("color", match="red"), clause("color", match="blue")
+    parts = [red], [blue], [red, blue], [{"should": [red, blue]}], [red, {"must": [red, blue]}]
+    found = {ItemFilter.parse({name: part}).key for name in ("must", "should") for part in parts}
+    assert len(found) == 2 * len(parts)
+
+
 @pytest.mark.parametrize("wanted", [["f"], list("abcdef"), list("bdf"), ["f", "x", "y", "z", "w"]])
 def test_an_item_without_a_value_is_none_of_many_values(wanted):
     """More than four values are looked up in a table; a missing one has a place of its own."""

@@ -216,6 +216,12 @@ def test_the_gap_of_coverage_by_hand():
     assert (gap.mean, gap.low, gap.high) == pytest.approx(ends, abs=0.005)
 
 
+def test_padding_is_no_item_and_one_user_gives_no_interval():
+    gap = coverage_gap(ranked([3, -1]), ranked([7]), 0.5)
+    assert (gap.mean, gap.low, gap.high) == (0.5, 0.5, 0.5)
+    assert coverage_gap(ranked([3, -1], [-1, -1]), ranked([-1], [-1]), 0.5).mean == 1
+
+
 def result_of(challenger, champion, taken):
     lists = {"challenger": challenger, "champion": champion}
     return SimpleNamespace(

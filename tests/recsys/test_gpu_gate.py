@@ -157,3 +157,11 @@ def test_one_planted_error_in_the_second_pass_fails(seed, plant, monkeypatch):
     assert len(calls) == 4
     assert judged.error(found) > gate.allowance(judged.trusted)
     assert not judged.judge(found)["passed"]
+
+
+def test_scores_that_are_no_numbers_fail():
+    nothing = {"eager": float("inf"), "huggingface": float("inf")}
+    assert not gate.judge(float("inf"), nothing)["passed"]
+    judged = judge_of(0)
+    lists = [[(sequence, float("nan")) for sequence, _ in ranking] for ranking in judged.eager]
+    assert not judged.judge(lists)["passed"]

@@ -251,6 +251,25 @@ def test_removed_bundle_items_stay_known_in_histories():
     assert hot.catalog.known([item]).tolist() == [3]
 
 
+def test_looking_up_many_ids_equals_looking_up_each():
+    hot = make()
+    hot.upsert([NewItem(name, semantic_id=(1, 1, i)) for i, name in enumerate(["a", "b", "c"])])
+    earlier = hot.catalog
+    hot.remove(["b", NAMES[3]])
+    hot.upsert([NewItem("d", semantic_id=(1, 2, 0))])
+    wanted = ["a", NAMES[3], "b", "", "d", NAMES[0], "unknown", "a", "c"]
+    for catalog in (earlier, hot.catalog):
+        assert catalog.index(wanted).tolist() == [catalog.find(name) for name in wanted]
+        known = [hot.catalog.added.base.find(n) for n in wanted]
+        expected = [k if k >= 0 else catalog.find(n) for k, n in zip(known, wanted, strict=True)]
+        assert catalog.known(wanted).tolist() == expected
+        assert [catalog.knows_any([n]) for n in wanted] == [n >= 0 for n in expected]
+    assert earlier.index(["d", "b"]).tolist() == [-1, earlier.find("b")]
+    assert not earlier.knows_any(["d", "unknown"])
+    assert hot.catalog.index([]).tolist() == []
+    assert not hot.catalog.knows_any([])
+
+
 def test_updated_and_returning_items_keep_their_codes():
     hot = make()
     codes = FIRST[2].semantic_id
@@ -338,6 +357,13 @@ def test_a_malformed_item_is_named_and_none_is_added(item, says):
     assert hot.epoch.item("id-1").title == "Thing 1"
 
 
+def test_an_empty_call_changes_nothing():
+    hot = make()
+    assert hot.upsert([]) is hot.epoch
+    assert hot.remove([]) == hot.remove(["nobody"]) == []
+    assert hot.epoch.number == 0
+
+
 def test_concurrent_calls_share_an_epoch_but_not_errors(monkeypatch):
     hot = make()
     building, go_on = threading.Event(), threading.Event()
@@ -397,6 +423,29 @@ def test_an_interrupted_leader_hands_over_the_lead(monkeypatch):
     hot._epochs._rested = 0.0
     assert hot.upsert([NewItem("kept", semantic_id=(0, 0, 0))]).item("lost") is None
     assert hot.epoch.item("kept") is not None
+
+
+def test_a_batch_sees_one_epoch_to_its_end():
+    hot = make()
+    real, seen = hot.engine.decode, []
+
+    def decode(*args, **kwargs):
+        if not seen:  # between the groups of one batch everything changes
+            hot.remove(NAMES[:6])
+            hot.upsert([NewItem("new", semantic_id=(3, 2, 3))])
+        found = real(*args, **kwargs)
+        seen.append(kwargs)
+        return found
+
+    expected = make().recommend_batch([RecommendRequest([], 12), RecommendRequest([], 30)])
+    hot.engine.decode = decode
+    answers = hot.recommend_batch([RecommendRequest([], 12), RecommendRequest([], 30)])
+    assert len(seen) == 2
+    assert [a.epoch_number for a in answers] == [0, 0]
+    assert [a.recommendations for a in answers] == [e.recommendations for e in expected]
+    (after,) = hot.recommend_batch([RecommendRequest([], 30)])
+    assert after.epoch_number == 2
+    assert set(ids(after)) == {*NAMES[6:12], "new"}
 
 
 def test_a_relaxed_request_needs_a_seed_and_a_draft():

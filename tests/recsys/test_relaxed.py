@@ -175,6 +175,22 @@ def test_released_samples_follow_the_released_algorithm(draft, beams, drafts):
     assert agrees(Counter(frozenset(SMALL[row] for row in rows) for rows in drawn), law)
 
 
+def test_a_released_level_needs_k_accepted_children():
+    # Both children were drawn; the draft overrates the second, which is rejected and filled again.
+    p, q = torch.tensor([[0.99, 0.01]]).log(), torch.tensor([[0.01, 0.99]]).log()
+    drawn, states = torch.tensor([[True, True]]), torch.tensor([[1, 2]])
+    seeds = range(100)
+    rejected = 0
+    for seed in seeds:
+        noise = Noise(torch.tensor([seed]))
+        place, known = settle(p, q, drawn, states, noise, 2)
+        again, released = settle(p, q, drawn, states, noise, 2, torch.zeros(1).double())
+        assert place.tolist() == again.tolist() == [[0, 1]]
+        assert known, "both beams had been drawn"
+        rejected += not released
+    assert rejected > 90
+
+
 def slow_settle(log_p, log_q, drawn, states, noise, count, mass=None):
     """One request of `settle`, one child at a time."""
     log_p, log_q = ([float(x) for x in line] for line in (log_p, log_q))

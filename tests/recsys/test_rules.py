@@ -300,6 +300,17 @@ def test_behind_pins_comes_the_list_without_them(blending, options):
     assert result.eligible_items == expected.eligible_items + 1
 
 
+@pytest.mark.parametrize("options", [{}, {"guarantee": "global"}, {"mode": "strict"}])
+def test_a_pin_that_fills_a_cap_leaves_room_for_others(recommender, options):
+    """Although the brand of the pinned item leads the search, which would find nothing else."""
+    lead = [{"filter": {"must": [{"key": "brand", "match": "A"}]}, "weight": 50.0}]
+    pinned = IDS[BRANDS.index("A")]
+    request = RecommendRequest([], 4, boosts=lead, pin=[pinned], max_per={"brand": 1}, **options)
+    (result,) = recommender.recommend_batch([request])
+    assert len(ids(result)) == 4
+    assert [BRANDS[n] for n in ids(result)].count("A") == 1
+
+
 def test_python_takes_rules_for_all_histories(recommender):
     lists = recommender.recommend([["i3"], []], 4, rules=[Rule(pin=["i9"], max_per={"brand": 1})])
     for found in lists:

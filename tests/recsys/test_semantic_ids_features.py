@@ -137,6 +137,16 @@ def test_the_ppmi_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
     np.testing.assert_allclose((block @ block.T)[known][:, known], gram[known][:, known], atol=1e-3)
 
 
+def test_a_matrix_of_low_rank_gives_the_same_svd_each_time():
+    """Twenty equal blocks: rank 20, asked for 40 values."""
+    blocks = sparse.csr_array(np.kron(np.diag(np.arange(1.0, 21)), np.ones((10, 10))))
+    first, again = truncated_svd(blocks, 40, 0), truncated_svd(blocks, 40, 0)
+    assert first[0].tobytes() == again[0].tobytes()
+    assert first[1].tobytes() == again[1].tobytes()
+    assert first[0].shape == (200, 20)
+    np.testing.assert_allclose(first[0] @ first[0].T, blocks.toarray(), atol=1e-4)
+
+
 class Counted(sparse.csr_array):
     """A matrix that counts how often it is multiplied."""
 

@@ -104,3 +104,8 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(ArtifactError, match=r"vocabulary\.json: "):
         Vocabulary.load(tmp_path)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(ArtifactError, match=r"vocabulary\.json: .*No such file"):
+        Vocabulary.load(tmp_path)

@@ -73,6 +73,13 @@ class QuantizerSuite:
         np.testing.assert_array_equal(first.centroids, second.centroids)  # of equal sizes
         assert not np.array_equal(first.centroids, other.centroids)
 
+    def test_fitting_leaves_torchs_generator_as_it_was(self) -> None:
+        torch.manual_seed(11)
+        expected = torch.rand(3)
+        torch.manual_seed(11)
+        self.fit(blobs())
+        torch.testing.assert_close(torch.rand(3), expected)
+
     def test_more_codes_than_items_are_refused(self) -> None:
         with pytest.raises(ValueError, match=r"codebook_size 8 at level 2 .* 5 items; choose 2 <="):
             self.fit(blobs(items=5), sizes=(5, 8))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 import sqlalchemy as sa
@@ -179,6 +180,18 @@ class StoreSuite:
         assert found.linked is False
         for name in ("event_id", "user", "item", "type", "time_ms", "value", "digest", "seed"):
             assert getattr(found, name) == getattr(sent, name)
+
+    async def test_rows_become_events_off_the_event_loop(self, store, event, monkeypatch):
+        threads, make = [], history_module._stored
+
+        def make_noted(*columns):
+            threads.append(threading.current_thread())
+            return make(*columns)
+
+        monkeypatch.setattr(history_module, "_stored", make_noted)
+        await store.history.append([event("1"), event("2")])
+        assert len(await store.history.events("ada", 10)) == len(threads) == 2
+        assert threading.main_thread() not in threads
 
     async def test_ids_are_data_and_never_sql(self, store, event):
         nasty = "'; DROP TABLE events; -- ? %s"

@@ -424,6 +424,15 @@ def test_teacher_data_without_the_tokens_of_levels_are_refused(make_context):
         draft.train(context)
 
 
+def test_an_sft_draft_needs_no_teacher_and_logs_acceptance(make_context):
+    target.stage(make_context())
+    path = draft.train(make_context(draft={**SHORT, "objective": "sft"}))
+    manifest = read_manifest(path)
+    assert set(manifest.parents) == {"dataset", "ids", "target"}
+    assert {"recall@10", "ndcg@10", "accepted_levels"} <= set(manifest.info["validation"])
+    assert not make_context().workspace.run("teacher").exists()
+
+
 def test_alpha_follows_the_objective_unless_given():
     assert DraftConfig(objective="atspeed-s").alignment.align_weight == 0.5
     assert DraftConfig(objective="margin-kd").alignment.align_weight == 1.0

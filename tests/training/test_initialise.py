@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose
 from scipy.spatial.distance import pdist
 
 from recsys.models.checkpoint import build
+from recsys.training.draft import cut
 from recsys.training.initialise import (
     centroid_embeddings,
     initialise_from_centroids,
@@ -60,3 +61,14 @@ def test_only_the_rows_of_semantic_tokens_change(tied):
     head = model.get_output_embeddings().weight
     assert (head is after) is tied
     assert torch.nn.functional.cosine_similarity(head[2:10], after[2:10]).min() > 0.999
+
+
+def test_a_cut_draft_starts_as_the_first_layers_of_its_target():
+    torch.manual_seed(0)
+    target = build(SIZES, Vocabulary.from_levels([4, 4]))
+    draft = cut(target, 1)
+    assert draft.config.num_hidden_layers == 1
+    assert target.config.num_hidden_layers == 3
+    for name, value in draft.state_dict().items():
+        assert torch.equal(value, target.state_dict()[name]), name
+    assert draft.get_input_embeddings().weight is not target.get_input_embeddings().weight

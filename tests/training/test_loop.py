@@ -191,6 +191,11 @@ def test_the_best_weights_survive_a_crash(tmp_path):
     assert same_bits(resumed, straight)
 
 
+def test_training_ends_with_a_validation_even_between_two(tmp_path):
+    _, progress = run(tmp_path, replace(CONFIG, evaluate_every=2), validate=scores(0.1, 0.2))
+    assert (progress.evaluated, progress.best["ndcg@10"]) == (STEPS, 0.2)
+
+
 class Clock:
     def __init__(self, monkeypatch):
         self.now = 0.0

@@ -216,3 +216,16 @@ def test_padding_may_be_minus_infinity_and_gets_no_gradient(name):
 def test_gradients_equal_finite_differences(name):
     p, q = draw(2, 4), draw(2, 4, seed=1).requires_grad_()
     assert gradcheck(lambda values: ROWS[name][1](p, values), (q,))
+
+
+def test_gradients_of_the_other_losses_equal_finite_differences():
+    p, q = draw(2, 4), draw(2, 4, seed=1).requires_grad_()
+    share = torch.rand(2, 4, dtype=torch.float64)
+    for loss in (
+        lambda v: losses.forward_kl(p, v.log_softmax(-1)),
+        lambda v: losses.total_variation(p, v.log_softmax(-1)),
+        lambda v: losses.sequence_cross_entropy(v.log_softmax(-1), share),
+        lambda v: losses.margin(v[:, :3], REAL[:, :3], p, 2),
+        lambda v: losses.atspeed_s(p, v.log_softmax(-1), 3, density=False),
+    ):
+        assert gradcheck(loss, (q,))

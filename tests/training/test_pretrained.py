@@ -1,9 +1,12 @@
 """A pretrained checkpoint with a real tokenizer learns semantic tokens."""
 
+import json
+
 import pytest
 import torch
 from oracles import assert_as_exact, exact_twin
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recsys import Recommender
@@ -152,6 +155,18 @@ def test_an_adapter_kept_apart_answers_as_the_merged_weights(
     assert suffixes <= {".json", ".safetensors", ".jinja"}
 
 
+def test_rank_alpha_dropout_and_modules_reach_the_adapter(make_context, tmp_path, write_base):
+    write_base(tmp_path / "base")
+    section = {"rank": 3, "alpha": 7, "dropout": 0.25, "modules": ["v_proj"], "merge": False}
+    folder = train(make_context, tmp_path / "base", lora=section) / "model" / "adapter"
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (3, 7, 0.25)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    matrices = {name: value for name, value in tensors.items() if "lora_" in name}
+    assert len(matrices) == 4, "A and B of two layers"
+    assert all("v_proj" in name and 3 in value.shape for name, value in matrices.items())
+
+
 RESUMED = {"lora": {"dropout": 0.2}, "checkpoint_minutes": 0.0, "evaluate_every": 1}
 
 
@@ -251,3 +266,9 @@ def test_a_missing_base_of_a_draft_is_named_first(make_context):
         settings.section("draft", DraftConfig).check_with(settings)
     with pytest.raises(ConfigError, match=r"draft\.lora: .*give draft\.base"):
         make_context(draft={"lora": {"rank": 2}}).settings.section("draft", DraftConfig)
+
+
+def test_padding_falls_back_on_the_end_token(tmp_path, write_base):
+    write_base(tmp_path)
+    _, tokenizer, vocabulary = load_base(tmp_path, [3], "x")
+    assert vocabulary.pad == tokenizer.eos_token_id

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from recsys.retrieval.reranker import (
     MODEL,
@@ -171,6 +173,13 @@ def test_a_lead_of_one_source_within_its_error_is_chance():
     assert served == ["reranker", MODEL]
 
 
+def test_metrics_are_those_of_the_ranks():
+    found = make({"content": 2.0}, users=40)
+    info = choose(found, SHAPE, {MODEL: np.array([0, 1, 9, 10] * 10)}).info
+    gains = (1 + 1 / math.log2(3) + 1 / math.log2(11)) / 4
+    assert info["parts"][MODEL] == {"ndcg@10": pytest.approx(gains), "recall@10": 0.75}
+
+
 def with_interaction(users: int) -> Candidates:
     """Users whose next item has a large product of two values, of which no sum says anything."""
     found = make({}, users)
@@ -195,6 +204,15 @@ def test_a_network_finds_what_no_sum_of_features_says():
     np.testing.assert_array_equal(again.network.units, reranker.network.units)
 
 
+def test_a_constant_feature_gets_no_weight_in_a_network():
+    found = with_interaction(400)
+    found.values["popularity"][:] = math.log1p(7)
+    network = fit(only(found, "content", "vectors", "popularity"), SHAPE, network=True).network
+    weights = dict(zip(network.features, network.units.T, strict=False))
+    assert not weights["popularity"].any()
+    assert all(weights[name].any() for name in weights if name != "popularity")
+
+
 @pytest.mark.parametrize("users", [40, 900])
 def test_a_network_that_gains_nothing_is_not_served(users):
     found = make({"content": 2.0}, users, seed=1)
@@ -202,6 +220,14 @@ def test_a_network_that_gains_nothing_is_not_served(users):
     reranker, info = choice.reranker, choice.info
     assert reranker.network is None
     assert "linear" not in info["parts"]
+
+
+def test_training_a_network_leaves_the_callers_random_numbers_alone():
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    fit(make({"content": 1.0}, 200), SHAPE, network=True)
+    assert torch.equal(torch.rand(3), wanted)
 
 
 def with_new_items(users: int) -> tuple[Candidates, np.ndarray]:
