@@ -304,11 +304,13 @@ static void blend(const Fitted *f, const Asked *asked, Ranking r, int32_t *best,
     }
     p.items = small_integers(asked->batch * width, 1);
     p.supported = keep(malloc((size_t)(asked->batch * width)));
+    p.best = floats(asked->batch * 2 * MOST_RANK, 0);
     recsys_propose(f, asked, &p, workspace);
     r.width = width;
     r.items = p.items;
     r.source = (const int8_t *)p.supported;
-    r.log_probs = floats(asked->batch * width, 0);
+    r.model = keep(calloc((size_t)(asked->batch * width), sizeof(double)));
+    r.top = p.best;
     r.best = best;
     r.score = floats(asked->batch * r.k, 0);
     r.best_source = keep(malloc((size_t)(asked->batch * r.k)));
@@ -331,17 +333,17 @@ static void one_blend(void) {
     asked.blocked = blocked;
     asked.states = floats(asked.batch * f.state_size, asked.batch * f.state_size);
     Ranking r = {.k = 1 + (int64_t)draw(12), .weighs_new = (int64_t)draw(2)};
-    for (int64_t s = 0; s < POPULARITY; s++)
-        if (draw(2)) r.formed[r.formed_count++] = (Weights){s, 1, -0.5, 0.125};
-    r.plain[r.plain_count++] = (Weights){POPULARITY, 0.5, 0, 0};
-    r.plain[r.plain_count++] = (Weights){RECENT, 0.5, 0, 0};
-    if (draw(2)) {
-        Input *input = keep(malloc(30 * sizeof(Input)));
-        for (int s = 0; s < r.formed_count; s++)
-            for (int64_t form = VALUE; form <= RANK && r.input_count < 27; form++)
-                input[r.input_count++] = (Input){form, s};
-        input[r.input_count++] = (Input){PLAIN, 1};
-        input[r.input_count++] = (Input){MISSING, 0};
+    for (int64_t s = 0; s <= RECENT; s++)
+        if (draw(2)) {
+            r.feature[r.features++] = (Feature){s, VALUE, 0, 1, -0.5};
+            if (s == VECTORS || s == CONTENT)
+                r.feature[r.features++] = (Feature){s, ABOVE, 0.3, 0.5, 0};
+            if (s == ITEM_ITEM || s == SASREC) r.feature[r.features++] = (Feature){s, RANK, 0, -0.5, 0};
+        }
+    if (r.features && draw(2)) {
+        r.input_count = r.features;
+        int64_t *input = integers(r.input_count, 1);
+        for (int64_t i = 0; i < r.input_count; i++) input[i] = i;
         r.input = input;
         r.units = 1 + (int64_t)draw(MOST_UNITS);
         r.network = doubles((r.input_count + 2) * r.units);
@@ -349,7 +351,7 @@ static void one_blend(void) {
     const int64_t count = asked.batch * r.k;
     int32_t *best = small_integers(count, 1), *one = small_integers(r.k, 1);
     int64_t *reasons = integers(count, 1), *why = integers(r.k, 1);
-    r.log_rank = doubles(200);
+    r.log_rank = doubles(MOST_RANK + 1);
     blend(&f, &asked, r, best, reasons);
     for (int64_t b = 0; b < asked.batch; b++) {
         Asked alone = asked;
