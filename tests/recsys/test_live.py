@@ -241,7 +241,9 @@ def test_removed_bundle_items_stay_known_in_histories():
     hot = make()
     item = NAMES[3]
     expected = hot.recommend_batch([RecommendRequest([item], 20)])
+    scores = hot.score([[item]], [[NAMES[0]]])
     hot.remove([item])
+    assert hot.score([[item]], [[NAMES[0]]]) == scores
     for _ in range(2):
         (answer,) = hot.recommend_batch([RecommendRequest([item], 20)])
         assert answer.recommendations == expected[0].recommendations
@@ -423,6 +425,17 @@ def test_an_interrupted_leader_hands_over_the_lead(monkeypatch):
     hot._epochs._rested = 0.0
     assert hot.upsert([NewItem("kept", semantic_id=(0, 0, 0))]).item("lost") is None
     assert hot.epoch.item("kept") is not None
+
+
+def test_counts_of_the_filter_cache_go_on_with_the_next_epoch():
+    hot = make()
+    blue = RecommendRequest([], filter={"must": [{"key": "color", "match": "blue"}]})
+    hot.upsert([NewItem("n", "", "", {"color": "blue"}, (2, 2, 2))])
+    assert hot.eligible(blue) == 1
+    misses = hot.epoch.filters.stats.misses
+    hot.remove(["n"])
+    assert hot.epoch.filters.stats.misses == misses > 0
+    assert hot.eligible(blue) == 0
 
 
 def test_a_batch_sees_one_epoch_to_its_end():

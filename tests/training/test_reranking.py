@@ -153,6 +153,14 @@ def test_few_users_put_no_source_before_the_reranker():
     assert served == ["reranker", MODEL]
 
 
+@pytest.mark.parametrize("users", [1, 2])
+def test_one_user_is_enough_to_choose(users):
+    found = make({"content": 2.0}, users=users)
+    info = choose(found, SHAPE, {MODEL: np.full(users, MISSED)}).info
+    assert info["served"] == "reranker"
+    assert set(info["parts"]) >= {"reranker", MODEL, "served"}
+
+
 @pytest.mark.parametrize(("weight", "kept"), [(0.0, False), (2.0, True)])
 def test_recent_popularity_is_a_source_only_if_it_gains(weight, kept):
     found = make({"content": 1.0, RECENT: weight}, seed=3)  # chance keeps it in one of six

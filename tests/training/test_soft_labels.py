@@ -47,6 +47,12 @@ def test_they_are_what_other_users_took_after_such_a_history(orders, data):
         assert (np.diff(labels.shares[event]) <= 0).all(), "best first"
 
 
+def test_only_the_best_are_kept_and_share_everything():
+    labels = SoftLabels.of(Histories.of([[0, 7], [0, 1], [0, 1], [0, 2]]), ITEMS, k=1)
+    assert labels.items[1].tolist() == [1]
+    assert labels.shares[1].tolist() == [1.0]
+
+
 @pytest.mark.parametrize("minutes", [0.0, 5.0])
 def test_within_a_time_limit_they_are_those_without_or_none(minutes, monkeypatch):
     clock = iter(range(1000))
