@@ -153,7 +153,7 @@ def print_lines(lines: str, orders: str, own: str, other: str) -> None:
     """Print lines with the columns of their orders, as `refuse_orders_beside_lines` advises."""
     tables = (open_table(Path(path)).read(Damage()) for path in (lines, orders))
     made, every = (pa.table([*map(as_text, t.columns)], t.column_names).to_pandas() for t in tables)
-    every = every.drop_duplicates(other).rename(columns={other: own})
+    every = every[every[other].fillna("") != ""].drop_duplicates(other).rename(columns={other: own})
     made.merge(every, "left", own, suffixes=("", " of order")).to_csv(sys.stdout, index=False)
 
 

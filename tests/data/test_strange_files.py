@@ -407,7 +407,8 @@ def test_lines_that_only_look_like_returns_are_asked_about(shop, raw, name, sold
      ("Status", ("Дa", "Доставлен", "完了"), True), ("status", ("R", "A", "A"), True),
      ("order_status", ("5", "2", "2"), True), ("Status", ("XYZ1",) * 3, False),
      ("Status", ("Delivered", "Ausgebucht", "Ausgebucht"), False),
-     ("Status", ("Erledigt",) * 3, False)],
+     ("Status", ("Erledigt",) * 3, False), ("status", ("open", "closed", "closed"), False),
+     ("Status", ("Sales Order", "Locked", "Delivered"), False)],
 )  # fmt: skip
 def test_states_that_nobody_knows_are_asked_about(shop, name, states, asked):
     state = lambda n: states[n % 20 % 3 if "NY" in states else n % 3]  # noqa: E731

@@ -719,13 +719,14 @@ def test_the_advice_for_orders_and_refunds_in_one_folder_reads_the_orders(shop, 
 )  # fmt: skip
 @pytest.mark.parametrize("with_items", [False, True])
 def test_orders_and_their_lines_in_one_folder_are_joined(shop, raw, names, key, with_items):
-    """Two of the 180 lines are of no order."""
+    """Two of the 180 lines are of no order, one of them without a number, as one order is."""
     (raw / "shop").mkdir()
     for name in names:
         (raw / "shop" / name).touch()
     others = [500] * key.count(",")  # in front of the number of the order
     rows = [(*others, n, f"c{n % 20}", T + 5000 * n) for n in range(90)]
-    lines = [(n, n // 2 + 7 * (n > 177), f"p{n * 7 % 11}", 2) for n in range(180)]
+    rows += [(*others, "", "nobody", T)]
+    lines = [(n, "" if n == 0 else n // 2 + 7 * (n > 178), f"p{n * 7 % 11}", 2) for n in range(180)]
     (raw / "shop" / names[0]).write_text(table(f"{key},customer,created_at", rows))
     (raw / "shop" / names[1]).write_text(table("line_id,order_id,sku,quantity", lines))
     if with_items:
@@ -748,7 +749,8 @@ def test_orders_and_their_lines_in_one_folder_are_joined(shop, raw, names, key, 
     assert items == ["--items", str(raw / "shop/products.csv")] * with_items
     found = shop(Path(joined).read_text())
     assert found.data.interactions.item.size == 178
-    assert found.counts["rows_with_unreadable_times_dropped"] == 2
+    assert found.counts["rows_with_unreadable_times_dropped"] == 1
+    assert found.counts["rows_without_user_or_item_dropped"] == 1
     assert found.histories.keys() == {f"c{n}" for n in range(20)}
 
 
