@@ -303,9 +303,9 @@ class Engine:
 
 
 def find_long_prompts(new: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
-    """(B,) which requests to run apart, so that the others run the fewest tokens of padding.
+    """(B,) which requests to run apart, so that most tokens of padding are saved.
 
-    None if that saves at most `least` tokens. (B,) `new` are prompt tokens to run, B >= 1.
+    No request if that saves at most `least` tokens. (B,) `new` are prompt tokens to run, B >= 1.
 
     >>> find_long_prompts(np.array([8, 200, 4, 8]), 512).tolist()  # 3 x 192 tokens less
     [False, True, False, False]

@@ -110,7 +110,12 @@ def stage(context: Context) -> Path:
         reasons = decide(findings, config)
         verdict = {"offered": not reasons, "reasons": reasons, **findings}
         document = report.document(
-            result, dataset, name=workspace.name, made_from=parents, weaknesses=reasons
+            result,
+            dataset,
+            name=workspace.name,
+            made_from=parents,
+            weaknesses=reasons,
+            served_has_seen_all=challenger.retrieval is not None,
         )
         with output.write({"offered": not reasons}) as folder:
             report.write(folder, document, tables[0])

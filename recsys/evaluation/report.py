@@ -211,7 +211,7 @@ def headline(document: dict[str, Any]) -> list[str]:
             f"{verdict.capitalize()} {ranker}: {gap['mean']:+.4f} "
             f"({gap['low']:+.4f} to {gap['high']:+.4f})."
         )
-    if document["served_has_seen_all"]:
+    if document.get("served_has_seen_all"):  # not in reports of former versions
         sentences.append(
             "Figures are of what was evaluated; what is served has seen the events of validation "
             "and test as well."

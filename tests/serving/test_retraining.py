@@ -218,7 +218,8 @@ def test_a_version_names_its_parents_and_its_verdict(judged):
     assert set(drift) >= {"moved", "error_new", "error_old", "advice"}
     (line,) = (home / "runs" / "shop" / "retraining.jsonl").read_text().splitlines()
     assert json.loads(line)["step"] == "judged"
-    assert (outcome.report / "report.html").is_file()
+    page = (outcome.report / "report.html").read_text()
+    assert "what is served has seen the events" in page
     assert parent["kind"] == "bundle"
 
 
