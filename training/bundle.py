@@ -26,6 +26,7 @@ from recsys.errors import ArtifactError
 from recsys.pipeline import Context
 from recsys.retrieval.retrieval import TRAINED
 from recsys.retrieval.sasrec import FILE as SASREC
+from recsys.splits import TRAIN
 from recsys.training import sasrec
 from recsys.training.refit import refit
 from recsys.training.settings import BundleConfig
@@ -53,7 +54,9 @@ def stage(context: Context) -> Path:
     info = _describe(parts, material)
     if context.parent is not None:
         info["parent"] = context.parent.name
-    refitted = config.refit and sasrec.KIND in parts
+    refitted = (
+        config.refit and sasrec.KIND in parts and bool((material.dataset.split != TRAIN).any())
+    )
     info["refitted"] = refitted
     with output.write(info) as folder:
         shutil.copytree(target.folder / MODEL, folder / TARGET)

@@ -94,7 +94,7 @@ def train_draft(*, run: RunOptions, as_json: Json = False) -> None:
 
 @expand_options
 def bundle(run: RunOptions) -> None:
-    """Gather catalog, vocabulary, target and draft into the one directory that is served.
+    """Gather catalog, models and retrieval into the one directory that is served.
 
     Example: recsys bundle --name beauty
     """

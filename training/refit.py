@@ -37,12 +37,10 @@ WARMUP = 20  # steps, at most a fifth of all
 def refit(context: Context, dataset: Dataset) -> SasRec:
     """The run's SASRec, trained further on the events of a data set that it has not learned from.
 
-    It is returned as it is if there are none. Its time limit is the share of stage `bundle`.
+    There is at least one. The time limit is the share of stage `bundle`.
     """
     folder, kind = context.workspace.run(sasrec.KIND), "bundle"
     trained, is_new = SasRec.load(folder), dataset.split != TRAIN
-    if not is_new.any():
-        return trained
     made, seed = context.workspace.manifest(sasrec.KIND), context.settings.seed
     names = {f.name for f in fields(SasRecConfig)}
     values = {key: value for key, value in made.config.items() if key in names}

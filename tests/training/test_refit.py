@@ -16,6 +16,7 @@ from recsys.splits import TRAIN
 from recsys.training import bundle, sasrec, target
 from recsys.training.batches import TrainingBatches
 from recsys.training.refit import newest
+from recsys.training.supervised import Material
 
 SASREC = {
     "epochs": 120, "learning_rate": 3e-2, "hidden": 16, "layers": 1, "dropout": 0.0,
@@ -102,3 +103,14 @@ def test_a_setting_serves_the_model_as_it_was_evaluated(made):
     assert not (path / "trained").exists()
     run = context.workspace.run("sasrec") / FILE
     assert (path / "eval" / FILE).read_bytes() == run.read_bytes()
+
+
+def test_without_new_events_nothing_is_refitted(made, monkeypatch):
+    context, _ = made
+    material = Material.load(context.workspace)
+    split = np.full_like(material.dataset.split, TRAIN)
+    trained = replace(material, dataset=replace(material.dataset, split=split))
+    monkeypatch.setattr(Material, "load", lambda _: trained)
+    path = bundle.stage(replace(context, force=True))
+    assert not (path / "trained").exists()
+    assert not Bundle.load(path).manifest.info["refitted"]
