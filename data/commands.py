@@ -20,6 +20,7 @@ from recsys.options import (
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     help="Turn a file of histories into canonical data, or generate a synthetic data set.\n\n"
     "The data set goes to $RECSYS_HOME/datasets/NAME (default var/datasets/NAME).",
 )
