@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from queue import SimpleQueue
 
 import numpy as np
@@ -16,7 +17,7 @@ from recsys.interactions import Histories
 from recsys.listing import Batch, best_items
 from recsys.progress import track
 from recsys.recommender import Recommender
-from recsys.requests import MIN_BEAMS, Kind, RecommendRequest
+from recsys.requests import Kind, RecommendRequest
 
 CHUNK = 256  # users that a thread takes at a time
 
@@ -43,7 +44,7 @@ def rank_histories(
         histories: n sequences.
         k: items wanted.
         exclude_seen: whether to leave out the items of the history.
-        beams: beam width; by default max(20, k).
+        beams: beam width; by default a request's.
         batch_size: histories decoded together.
 
     Returns:
@@ -53,8 +54,9 @@ def rank_histories(
     Raises:
         ValueError: k below 1.
     """
-    blends = recommender.blends(RecommendRequest([], k))
-    kind = Kind(beams or max(MIN_BEAMS, k), blend=blends)
+    request = RecommendRequest([], k)
+    kind = Kind.of(request, recommender.blends(request))
+    kind = replace(kind, beams=beams or kind.beams)
     epoch, variants = recommender.begin(), len(exclude_seen)
     items = np.full((variants, 2, len(histories), k), -1, np.int32)
     scores = np.full(items.shape, -np.inf, np.float32)

@@ -372,10 +372,11 @@ def test_new_items_are_listed_where_items_have_no_content(tmp_path, monkeypatch)
     assert_as_exact(*([scores[item] for item in lists[0]] for scores in lists))
 
 
-def test_evaluation_ranks_the_lists_that_requests_get(rec):
+@pytest.mark.parametrize("k", [10, 21])
+def test_evaluation_ranks_the_lists_that_requests_get(rec, k):
     histories = Histories.of([[3, 9, 20], [1], [5, 6, 7, 8]])
-    (((items, scores), (plain, _)),) = rank_histories(rec, histories, 10)
-    requests = [RecommendRequest([IDS[i] for i in h], 10) for h in histories]
+    (((items, scores), (plain, _)),) = rank_histories(rec, histories, k)
+    requests = [RecommendRequest([IDS[i] for i in h], k) for h in histories]
     for line, score, result in zip(items, scores, rec.recommend_batch(requests), strict=True):
         assert [IDS[i] for i in line] == ids_of(result)
         np.testing.assert_allclose(score, [r.score for r in result.recommendations], rtol=1e-5)
