@@ -306,12 +306,9 @@ def blended_scores(
         places[there], values[there] = np.concatenate(items), np.concatenate(log_probs)
     pool = Pool(places, values, np.zeros(there.shape, np.int8), batch.evidence(retrieval))
     ranked, scores, _ = pool.rank(retrieval.reranker, there.shape[1])
-    found = [
-        dict(zip(*pair, strict=True)) for pair in zip(ranked.tolist(), scores.tolist(), strict=True)
-    ]
-    return [
-        [score[item] for item in line.tolist()] for score, line in zip(found, items, strict=True)
-    ]
+    lines = zip(ranked.tolist(), scores.tolist(), strict=True)
+    by_item = [dict(zip(*line, strict=True)) for line in lines]
+    return [[own[i] for i in line.tolist()] for own, line in zip(by_item, items, strict=True)]
 
 
 def most_likely(retrieval: Retrieval, batch: Batch, k: int) -> Lists:

@@ -21,9 +21,7 @@ from recsys.pipeline import STAGES, load_stage
 ROOT = Path(__file__).parent.parent
 LINKED = ("data", "training", "serving")
 PACKAGES = ("recsys", *LINKED)
-# Asked for by name in a configuration, where the error says how to install it; and the engines that
-# load our plugins. A torch for CUDA brings triton along.
-OPTIONAL = {"sentence_transformers", "triton"}
+OPTIONAL = {"triton"}  # a torch for CUDA brings it along
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 POINTS = [
     e
