@@ -101,7 +101,7 @@ def test_every_stage_is_installed():
 
 def test_every_stage_with_settings_has_a_section():
     sections = {e.name for e in entry_points(group="recsys.sections")}
-    assert sections == (set(STAGES) - {"bundle"}) | {"teacher", "gate"}
+    assert sections == {*STAGES, "teacher", "gate"}
 
 
 def test_the_version_has_an_entry_in_the_changelog():

@@ -86,7 +86,6 @@ def test_ranks_count_the_candidates_before_the_next_item():
 
 
 def test_values_that_hardly_vary_get_no_huge_weight():
-    """Else scores are far beyond the others, and rounding in float32 makes ties."""
     found = make({"content": 2.0})
     little = np.random.default_rng(0).normal(-20, 0.3, size=found.items.shape)  # of log(2e-9)
     found = replace(found, values={**only(found, "content").values, MODEL: little})
