@@ -291,9 +291,9 @@ FULL, EMPTY = "★⭐", "☆✩\ufe0f"  # the last one chooses how the sign befo
 def read_ratings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Ratings as numbers: (rows,) float32, null where a text is missing or no rating.
 
-    Yes and no are 1 and 0.
+    Yes and no are 1 and 0, and so are votes in words.
 
-    >>> said = pa.chunked_array([["4.0 out of 5 stars", "1/5", "★★★☆☆", "3,5", "no", "good"]])
+    >>> said = pa.chunked_array([["4.0 out of 5 stars", "1/5", "★★★☆☆", "3,5", "no", "red"]])
     >>> read_ratings(said).to_pylist()
     [4.0, 1.0, 3.0, 3.5, 0.0, None]
     """
