@@ -125,11 +125,7 @@ class TestAmazon(ReaderSuite):
     events = (("u", "a"), ("v", "b"))
     malformed = (
         ("X_5.json", '{"a": 1}\n', r"X_5\.json: not a review of a known edition"),
-        (
-            "X_5.json",
-            '{"reviewerID": "u", "asin": "a"}\n',
-            "has None in data row 1, which is no time",
-        ),
+        ("X_5.json", '{"reviewerID": "u"}\n', "has None in data row 1, which is no time"),
         ("X_5.json", "[1]\n", "no line is a JSON object|one JSON list"),
         ("X_5.json", review("u", "a", 1) + "{", "1 of 2 rows are damaged.*line 2"),
         ("X_5.json", review("u", "a", 1).encode() + b"\xff\n", "JSON lines must be in UTF-8"),
@@ -142,10 +138,8 @@ class TestAmazon(ReaderSuite):
                 ({"unixReviewTime": float("nan")}, "'NaN' in data row 2, which is no time"),
                 ({"unixReviewTime": True}, "'true' in data row 2, which is no time"),
                 ({"overall": "good"}, "'good' in data row 2, which is no number"),
-                ({"overall": 10**400}, "'overall' has '.*' in data row 2, which is no number"),
                 ({"asin": "\ud800"}, "1 of 2 rows are damaged.*line 2"),
                 ({"reviewText": "\udfff"}, "1 of 2 rows are damaged.*line 2"),
-                ({"more": [{"\ud800": 1}]}, "1 of 2 rows are damaged.*line 2"),
                 ({"reviewerID": "u\0"}, r"events: user 'u\\x00' ends with the character NUL"),
             )
         ),
