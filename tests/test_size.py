@@ -35,8 +35,8 @@ LINES = {
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
     "lines of the product": (66_000, 53_500),
-    "lines of the largest file": (663, 500),
-    "lines of the largest class": (410, 350),
+    "lines of the largest file": (656, 500),
+    "lines of the largest class": (406, 350),
     "words of the documents": (49_000, 50_000),
     "words of README.md": (900, 900),
     "lines of CHANGELOG.md": (60, 60),
