@@ -30,7 +30,7 @@ LINES = {
     "training": (6_140, 6_000),
     "serving": (14_580, 13_000),
     "benchmarks": (3_360, 3_500),
-    "tests": (47_360, 36_000),
+    "tests": (47_380, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},

@@ -145,7 +145,12 @@ class TestContent(SourceSuite):
 
 
 class TestSasRec(SourceSuite):
-    source, beyond, proposed = "sasrec", math.nan, 0.5
+    source, proposed = "sasrec", 0.5
 
     def value(self, history, types, item):
         return float(SASREC.states(Histories.of([history]))[0] @ SASREC.vectors[item])
+
+    def unknown(self, history):
+        """The least of the 50 largest logits of items that are not in the history."""
+        others = [self.value(history, [], i) for i in range(ITEMS) if i not in history]
+        return sorted(others, reverse=True)[:50][-1]

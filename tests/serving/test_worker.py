@@ -57,7 +57,7 @@ def test_what_a_model_captured_is_logged(
 ):
     monkeypatch.setattr(worker, "warm_up", lambda recommender: None)
     told = SimpleNamespace(passes=9, decodes=4, seconds=2.345, device_bytes=1000)
-    engine = SimpleNamespace(statistics=lambda: told)
+    engine = SimpleNamespace(captures=SimpleNamespace(statistics=lambda: told))
     gpu = SimpleNamespace(type="cuda")
     model: Any = SimpleNamespace(engine=engine, device=gpu)
     decode = DecodeWorker(ServingSettings(device="cuda", capture="decodes"), Metrics())

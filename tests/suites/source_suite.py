@@ -69,7 +69,8 @@ class SourceSuite:
     """Tests of one source.
 
     A subclass has `source`, its name; `value`, its value of an item; `beyond`, that of items which
-    it does not know; and `proposed`, the share of k items that it proposes.
+    it does not know (or `unknown`, by the history); and `proposed`, the share of k items that it
+    proposes.
     """
 
     source: str
@@ -80,6 +81,10 @@ class SourceSuite:
         """The value of an item of the catalog, in plain Python."""
         raise NotImplementedError
 
+    def unknown(self, history: Sequence[int]) -> float:
+        """The value of an item that the source does not know."""
+        return self.beyond
+
     def values(self, retrieval: Retrieval, asked: Histories) -> NDArray[np.float64]:
         items = np.tile(VALUED, (len(asked), 1))
         return Evidence(retrieval, asked).values(items, [self.source])[self.source]
@@ -89,7 +94,7 @@ class SourceSuite:
         return np.array([
             [
                 self.value(ASKED[n].tolist(), ASKED.behaviours[bounds[n] : bounds[n + 1]], item)
-                if 0 <= item < ITEMS else self.beyond for item in VALUED
+                if 0 <= item < ITEMS else self.unknown(ASKED[n].tolist()) for item in VALUED
             ]
             for n in range(len(ASKED))
         ])  # fmt: skip
