@@ -155,19 +155,14 @@ class Batch:
 
     def proposals(self, retrieval: Retrieval, k: int) -> Proposals:
         """What the sources of retrieval propose to each request (`Retrieval.propose`)."""
-        later = self.epoch.catalog.later
-        limits = self._limits(len(retrieval) + (0 if later is None else len(later)))
-        return retrieval.propose(
-            self.histories, k, **limits, later=later, grown=self._is_grown(retrieval)
-        )
+        known = self.evidence(retrieval)
+        limits = self._limits(len(retrieval) + (0 if known.later is None else len(known.later)))
+        return retrieval.propose(self.histories, k, **limits, later=known.later, grown=known.grown)
 
     def evidence(self, retrieval: Retrieval) -> Evidence:
         """What retrieval knows of the histories."""
-        later, grown = self.epoch.catalog.later, self._is_grown(retrieval)
-        return Evidence(retrieval, self.histories, later, grown)
-
-    def _is_grown(self, retrieval: Retrieval) -> bool:
-        return len(self.epoch.catalog) > len(retrieval)
+        grown = len(self.epoch.catalog) > len(retrieval)
+        return Evidence(retrieval, self.histories, self.epoch.catalog.later, grown)
 
     def _limits(self, size: int) -> dict[str, Any]:
         """What each request may get of the first `size` items, which retrieval knows."""
@@ -289,26 +284,6 @@ def rank(
         lists = Lists(*pool.rank(reranker, k), beams, blended=True)
     certificates = [certificate(batch, lists, i, count) for i, count in enumerate(batch.places)]
     return replace(lists, certificates=certificates, stats=beams.stats)
-
-
-def blended_scores(
-    batch: Batch,
-    retrieval: Retrieval,
-    items: Sequence[NDArray[np.int32]],
-    log_probs: Sequence[Sequence[float]],
-) -> list[list[float]]:
-    """The scores of given items in blended lists, from the model's log-probabilities of them."""
-    assert retrieval.reranker is not None  # noqa: S101 - the caller has looked
-    lengths = [len(line) for line in items]
-    there = np.arange(max(lengths, default=0)) < np.array(lengths)[:, None]
-    places, values = np.full(there.shape, -1, np.int32), np.full(there.shape, -np.inf, np.float32)
-    if there.any():
-        places[there], values[there] = np.concatenate(items), np.concatenate(log_probs)
-    pool = Pool(places, values, np.zeros(there.shape, np.int8), batch.evidence(retrieval))
-    ranked, scores, _ = pool.rank(retrieval.reranker, there.shape[1])
-    lines = zip(ranked.tolist(), scores.tolist(), strict=True)
-    by_item = [dict(zip(*line, strict=True)) for line in lines]
-    return [[own[i] for i in line.tolist()] for own, line in zip(by_item, items, strict=True)]
 
 
 def most_likely(retrieval: Retrieval, batch: Batch, k: int) -> Lists:

@@ -32,7 +32,6 @@ from recsys.interactions import Histories
 from recsys.listing import (
     Batch,
     Lists,
-    blended_scores,
     boost_of,
     caps_of,
     describe,
@@ -54,6 +53,7 @@ from recsys.requests import (
 )
 from recsys.retrieval import Proposals, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
+from recsys.retrieval.pool import score_items
 from recsys.retrieval.related import related_items
 from recsys.rules import Rule, apply_rules
 
@@ -331,35 +331,24 @@ class Recommender:
             RequestError: an item that cannot be recommended; the text names it.
         """
         epoch = self.begin()
-        known = [epoch.catalog.known(history) for history in histories]
-        own = Histories.of([h[h >= 0] for h in known])
-        return self._log_probs(epoch, own, _numbers(epoch, items))
+        own = Histories.of([h[h >= 0] for h in map(epoch.catalog.known, histories)])
+        return _log_probs(self.engine, epoch, own, _numbers(epoch, items))
 
     def rank(
         self, requests: Sequence[RecommendRequest], items: Sequence[Sequence[str]]
     ) -> list[list[float]]:
-        """Scores of given items, as the list of each request has them, without its boosts.
-
-        They are log-probabilities, or blended scores if the bundle blends its lists.
+        """The scores of given items in the default lists of the requests, without their boosts.
 
         Raises:
             RequestError: an item that cannot be recommended; the text names it.
         """
         epoch = self.begin()
         batch, numbers = Batch.of(epoch, requests, self.types), _numbers(epoch, items)
-        log_probs = self._log_probs(epoch, batch.histories, numbers)
-        if self.retrieval is None or not self.blends(RecommendRequest([])):
+        log_probs = _log_probs(self.engine, epoch, batch.histories, numbers)
+        retrieval, reranker = self.retrieval, self.reranker
+        if retrieval is None or reranker is None or not self.blends(RecommendRequest([])):
             return log_probs
-        return blended_scores(batch, self.retrieval, numbers, log_probs)
-
-    def _log_probs(
-        self, epoch: Epoch, histories: Histories, items: Sequence[NDArray[np.int32]]
-    ) -> list[list[float]]:
-        prompts = epoch.encoder.encode_all(histories)
-        rows = [epoch.trie.item_row[numbers] for numbers in items]
-        target, slots = self.engine.target, self.engine.prompt_slots
-        scores = score_rows(target, prompts, self.engine.trie, rows, prompt_slots=slots).tolist()
-        return [line[: len(numbers)] for line, numbers in zip(scores, items, strict=True)]
+        return score_items(batch.evidence(retrieval), reranker, numbers, log_probs)
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
         """The k items most similar to one item, with scores, best first.
@@ -442,6 +431,16 @@ class Recommender:
     def reranker(self) -> Reranker | None:
         """What ranks blended lists."""
         return None if self.retrieval is None else self.retrieval.reranker
+
+
+def _log_probs(
+    engine: Engine, epoch: Epoch, histories: Histories, items: Sequence[NDArray[np.int32]]
+) -> list[list[float]]:
+    """The model's log-probabilities of n arrays of dense items, one after each history."""
+    prompts = epoch.encoder.encode_all(histories)
+    rows = [epoch.trie.item_row[numbers] for numbers in items]
+    scores = score_rows(engine.target, prompts, engine.trie, rows, prompt_slots=engine.prompt_slots)
+    return [line[: len(own)] for line, own in zip(scores.tolist(), items, strict=True)]
 
 
 def _numbers(epoch: Epoch, items: Sequence[Sequence[str]]) -> list[NDArray[np.int32]]:

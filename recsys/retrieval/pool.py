@@ -122,3 +122,29 @@ class Pool:
         values = self.evidence.values(self.distinct, sources)
         values[MODEL] = np.where(self.distinct >= 0, self.log_probs, np.nan).astype(np.float64)
         return values
+
+
+def score_items(
+    evidence: Evidence,
+    reranker: Reranker,
+    items: Sequence[NDArray[np.int32]],
+    log_probs: Sequence[Sequence[float]],
+) -> list[list[float]]:
+    """The scores of given items in blended lists.
+
+    Args:
+        evidence: of n histories.
+        reranker: of the lists.
+        items: n arrays of dense items, each without repetition.
+        log_probs: the model's log-probability of each.
+    """
+    lengths = [len(line) for line in items]
+    there = np.arange(max(lengths, default=0)) < np.array(lengths)[:, None]
+    places, values = np.full(there.shape, -1, np.int32), np.full(there.shape, -np.inf, np.float32)
+    if there.any():
+        places[there], values[there] = np.concatenate(items), np.concatenate(log_probs)
+    pool = Pool(places, values, np.zeros(there.shape, np.int8), evidence)
+    ranked, scores, _ = pool.rank(reranker, there.shape[1])
+    lines = zip(ranked.tolist(), scores.tolist(), strict=True)
+    by_item = [dict(zip(*line, strict=True)) for line in lines]
+    return [[own[i] for i in line.tolist()] for own, line in zip(by_item, items, strict=True)]

@@ -89,7 +89,7 @@ async def delete_item(item_id: PathId, service: Ready) -> Response:
 @router.post("/rank", response_model=RankResponse)
 @requires(Scope.READ)
 async def rank(body: RankBody, service: Ready) -> Response:
-    """Rank given items by their probability, with exact scores."""
+    """Rank given items as the list of the history would, with its scores."""
     return json_response(await service.rank(body))
 
 
