@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from recsys.data import returns
 from recsys.data.availability import each, read_available
 from recsys.data.cleaning import is_no_id, is_of_items
+from recsys.data.column_candidates import clocks_beside_dates
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
-from recsys.data.columns import clocks_beside_dates
 from recsys.data.report import sentence
 from recsys.data.sample import NO_COLUMN, SURE_SHARE, Found, Roles, Sample, free_columns, share_of
 from recsys.data.service_lines import says
@@ -40,20 +40,20 @@ SURE_NAMES = 2  # groups of names of a column of availability that mean nothing 
 
 def ignored_availability(
     sample: Sample, chosen: Mapping[str, str | None], roles: Roles
-) -> str | None:
-    """A sentence on what is not read of availability; None if all is.
+) -> list[str]:
+    """A sentence on what is not read of the availability of items; none if all is.
 
     A column was left alone because it allows no item, or because its values do not say yes or no.
     """
-    if chosen.get("available") == NO_COLUMN:
-        return None
+    if "id" not in roles or chosen.get("available") == NO_COLUMN:
+        return []
     for match in all_of("available", roles):
         values = sample.texts(match.column)
         unread = values.filter(pc.is_null(read_available(values)))
         if len(unread):
-            return _note("available_unread", sample, match.column, unread)
+            return [_note("available_unread", sample, match.column, unread)]
     if "available" in roles:
-        return None
+        return []
     for name in free_columns(sample, roles):
         values = sample.texts(name)
         if rank(name, ITEM_WORDS["available"]) is None or not len(values):
@@ -61,11 +61,11 @@ def ignored_availability(
         answers = read_available(values).drop_null()
         if len(answers) >= SURE_SHARE * len(values) and not pc.any(answers).as_py():
             setting = shlex.quote(f"available={name}")
-            return _note("all_unavailable", sample, name, values, setting=setting)
+            return [_note("all_unavailable", sample, name, values, setting=setting)]
         unread = values.filter(pc.is_null(read_available(values)))
         if len(unread) and rank(name, ITEM_WORDS["available"][:SURE_NAMES]) is not None:
-            return _note("availability_ignored", sample, name, unread, every=len(values))
-    return None
+            return [_note("availability_ignored", sample, name, unread, every=len(values))]
+    return []
 
 
 def _note(note: str, sample: Sample, name: str, values: pa.ChunkedArray, **others: Any) -> str:
@@ -370,15 +370,13 @@ def _texts(sample: Sample, name: str) -> pa.ChunkedArray:
     return pc.utf8_trim_whitespace(pc.fill_null(as_text(column), ""))
 
 
-def unread_exclusions(
-    sample: Sample, roles: Roles, chosen: Mapping[str, str | None] | None = None
-) -> list[str]:
+def unread_exclusions(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> list[str]:
     """Sentences on columns such as `sold_out` and `returned` whose values cannot be read as such.
 
     They seem to say that items must not be recommended, or that events must not count. So does a
     column with values that name returns, unless the settings (`chosen`) say that none is read.
     """
-    ignored = {role for role, column in (chosen or {}).items() if column == NO_COLUMN}
+    ignored = {role for role, column in chosen.items() if column == NO_COLUMN}
     notes, of_items = [], "id" in roles
     names = words("unavailable") | {"deletedat"}
     states = [roles[role].column for role in roles if re.match("order_status(?! paid)", role)]

@@ -131,6 +131,11 @@ def known_names(names: Iterable[str]) -> int:
     return sum(any(rank(name, group) is not None for group in groups) for name in names)
 
 
+def has_role(role: str, names: Iterable[str]) -> bool:
+    """Whether one of the names is that of a column with a role."""
+    return any(rank(name, EVENT_WORDS[role]) is not None for name in names)
+
+
 def all_of(role: str, roles: Mapping[str, T]) -> list[T]:
     """What is known of each column that has a role of `SEVERAL`.
 

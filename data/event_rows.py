@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data import returns
-from recsys.data.availability import each, plain_answer
+from recsys.data.availability import each
 from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
-from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, all_of, rank
+from recsys.data.column_words import EVENT_FIELDS, all_of, rank
 from recsys.data.files import Damage
 from recsys.data.first_rows import FirstRows
 from recsys.data.grouped_rows import LINE, filled_down, with_lines
@@ -24,6 +23,7 @@ from recsys.data.item_cleaning import FIELDS, LATEST, ItemCleaner, ItemFields, i
 from recsys.data.numbers import read_ratings
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig, events_table
+from recsys.data.refunds import TakenBack
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.sample import Found, Roles
 from recsys.data.service_lines import wildcard
@@ -52,8 +52,6 @@ class EventReader:
         counts: conversions of times.
         types: names of the event types by number, as they appear.
         fields: of the items, as far as the events have them.
-        last: role -> the last row read, with the state of its order.
-        returns: the files that hold returns, by their names, and those of cancelled orders.
         titles: the id of each title, for rows without an id.
         owners: the user of each order, for its rows without a user.
         nobody: ids that stood for nobody, in whose place other ids of the rows are the users.
@@ -68,8 +66,6 @@ class EventReader:
     of_orders: Sequence[str] = ()
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
-    last: dict[str, pa.Table] = field(default_factory=dict)
-    returns: dict[Path, str] = field(default_factory=dict)
     nobody: dict[str, None] = field(default_factory=dict)
     titles: pa.Table = field(default_factory=lambda: ids_of_names(()))
     owners: pa.Table = field(default_factory=lambda: ids_of_names(()))
@@ -77,6 +73,7 @@ class EventReader:
     def __post_init__(self) -> None:
         columns = {r: match.column for r, match in self.roles.items() if r in FIELDS}
         self.fields = ItemFields(columns)
+        self.taken_back = TakenBack(self.roles, self.report, self.first.pieces)
 
     @property
     def sessions(self) -> str | None:
@@ -139,15 +136,8 @@ class EventReader:
             self.titles = self._ids_of_names(files, "item", "title")
         if self.first.without_user:
             self.owners = self._ids_of_names(files, "user", "session")
-        for file in files:
-            if returns.are_returns(file.path.stem):
-                self.returns[file.path] = "returns"
-            elif returns.are_cancelled(file.path.stem):
-                self.returns[file.path] = "cancelled orders"
-        if len(self.returns) == len(files) and self.config.mapping is None:
-            self.returns = {}
-        for path, kind in self.returns.items():
-            self.report.note(sentence("file_of_returns", name=path.name, kind=kind))
+        new = self.config.mapping is not None
+        self.taken_back.find_files([file.path for file in files], new=new)
         left, counts = 0, "quantity" in self.roles
         for file in files:
             damage = Damage()
@@ -253,7 +243,7 @@ class EventReader:
             denied = each(types, is_denied)
         # Only lines of orders with a time of day are surely of one order.
         is_order = types is None and "timestamp" in made and _has_clock(times)
-        returned, cancelled, lines = self._marks(column, path, made if is_order else None)
+        returned, cancelled, lines = self.taken_back.marks(column, path, made if is_order else None)
         cancelled += [] if types is None else [denied]
         pieces = None
         if "quantity" in self.roles:
@@ -264,7 +254,7 @@ class EventReader:
             nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
             odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))
             self.report.add_rows("quantities_unreadable", odd, texts)
-            pieces = self._without_taken_back(pieces, column, path, returned, cancelled)
+            pieces = self.taken_back.pieces_left(pieces, column, path, returned, cancelled)
             returned.append(pc.fill_null(pc.less(pieces, 0), False))
         if "price" in made:  # of lines of returns it is not the price of today
             bought = _is_positive(types)
@@ -284,101 +274,6 @@ class EventReader:
             made["behaviour"] = self._types(types)
         rows = self.fields.take(cleaner.clean(pa.table(made), column))
         return events_table(**{name: rows[name] for name in rows.column_names})
-
-    def _marks(
-        self,
-        column: Mapping[str, pa.ChunkedArray],
-        path: Path,
-        of_orders: Mapping[str, pa.ChunkedArray] | None,
-    ) -> tuple[list[pa.ChunkedArray], list[pa.ChunkedArray], pa.ChunkedArray | pa.Scalar]:
-        """Masks of rows that were returned, and cancelled, and the lines of returns themselves.
-
-        The users and times of orders (`of_orders`) show of which lines the first one has a state.
-        """
-        returned: list[pa.ChunkedArray] = []
-        cancelled: list[pa.ChunkedArray] = []
-        lines: pa.ChunkedArray | pa.Scalar = pa.scalar(False)
-        for role, match in self.roles.items():
-            kind, _, form = role.partition(" ")
-            if kind not in ("taken_back", "order_status") or form.startswith(("pieces", "total")):
-                continue
-            said = as_strings(column[role], kind, path)
-            if form.endswith("closed"):
-                said = pc.if_else(pc.equal(pc.utf8_lower(said), "closed"), "refunded", said)
-            elif form == "paid":
-                unpaid = each(said, lambda text: plain_answer(text) is False)
-                said = pc.if_else(unpaid, "unpaid", said)
-            elif form == "amount":
-                total = as_strings(column["taken_back total"], kind, path)
-                in_full = returns.is_refunded_in_full(said, total)
-                said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
-            elif form.startswith("number") or returns.is_mark(form):
-                mark = form if returns.is_mark(form) else "=*"
-                said = pc.if_else(returns.read_marks(said, mark), "yes", "")
-            is_state = rank(match.column, EVENT_WORDS["order_status"]) is not None
-            is_line = returns.is_mark(form) or form.endswith("line")
-            is_line = is_line or (form != "amount" and returns.is_return_line(match.column))
-            if kind == "taken_back" and is_line and not is_state:
-                returned.append(returns.read_taken_back(said))
-                lines = pc.or_(lines, returned[-1])
-                continue
-            if of_orders is not None:
-                said = self._filled(role, said, of_orders["user"], of_orders["timestamp"])
-            if kind == "taken_back":
-                rows = cancelled if returns.is_cancellation(match.column) else returned
-                rows.append(returns.read_taken_back(said))
-                continue
-            state = returns.read_order_status(said)
-            for name, rows in (("returned", returned), ("cancelled", cancelled)):
-                rows.append(pc.fill_null(pc.equal(state, name), False))
-            lines = pc.or_(lines, returned[-1]) if form.endswith("line") else lines
-        for kind, rows in (("returns", returned), ("cancelled orders", cancelled)):
-            if kind in self.returns.values():
-                is_kind = self.returns.get(path) == kind
-                rows.append(pa.chunked_array([np.full(len(column["item"]), is_kind)]))
-        if "returns" in self.returns.values():
-            lines = pc.or_(lines, returned[-1])
-        return returned, cancelled, lines
-
-    def _without_taken_back(
-        self,
-        pieces: pa.ChunkedArray,
-        column: Mapping[str, pa.ChunkedArray],
-        path: Path,
-        returned: list[pa.ChunkedArray],
-        cancelled: list[pa.ChunkedArray],
-    ) -> pa.ChunkedArray:
-        """The pieces that are left; rows of which none is are added to one of the lists."""
-        texts = {
-            match.column: as_strings(column[role], "quantity", path)
-            for role, match in self.roles.items()
-            if role.startswith("taken_back pieces")
-        }
-        if not texts:
-            return pieces
-        of_returns, of_cancellations = returns.pieces_taken_back(texts, self.first.pieces)
-        alone = pc.and_(pc.fill_null(pc.equal(pieces, 0), False), pc.greater(of_returns, 0))
-        pieces = pc.if_else(alone, pc.negate(of_returns), pieces)  # a row of its own
-        taken = pc.add(of_returns, of_cancellations)
-        some = pc.fill_null(pc.and_(pc.greater(taken, 0), pc.greater(pieces, 0)), False)
-        all_of_row = pc.and_(some, pc.fill_null(pc.greater_equal(taken, pieces), False))
-        was_returned = pc.and_(all_of_row, pc.greater(of_returns, 0))
-        returned.append(was_returned)
-        cancelled.append(pc.and_not(all_of_row, was_returned))
-        part = pc.and_not(some, all_of_row)
-        self.report.add("pieces_taken_back", pc.sum(part).as_py() or 0)
-        return pc.if_else(part, pc.subtract(pieces, taken), pieces)
-
-    def _filled(
-        self, role: str, said: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
-    ) -> pa.ChunkedArray:
-        """`fill_orders`, where the rows of an order may be divided between two parts of a file."""
-        rows = pa.table({"said": said, "user": users, "time": times})
-        before = self.last.get(role, rows.slice(0, 0))
-        every = pa.concat_tables([before, rows])
-        every = every.set_column(0, "said", returns.fill_orders(*every.columns))
-        self.last[role] = every.slice(max(0, every.num_rows - 1))
-        return every["said"].slice(before.num_rows)
 
     def _or(self, users: pa.ChunkedArray, others: pa.ChunkedArray, rule: str) -> pa.ChunkedArray:
         """The user of each row, or another id where there is none or one that stands for nobody."""

@@ -15,7 +15,7 @@ from recsys.data.cleaning import OTHER_ID, CleanConfig, is_no_id, placeholders
 from recsys.data.column_notes import items_below_0, items_of
 from recsys.data.column_words import EVENT_WORDS, rank
 from recsys.data.columns import recognise_items
-from recsys.data.layouts import ItemCells, item_cells
+from recsys.data.item_cells import ItemCells, item_cells
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.report import sentence

@@ -1,9 +1,14 @@
-"""Lines of orders: those that are equal, and those that leave out what stands in the first one."""
+"""Orders and their lines: equal lines, those that leave out what the first one has, and joins."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import permutations
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -11,9 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.data.column_words import EVENT_WORDS, is_of_later, order, rank
-from recsys.data.opening import TableFile
-from recsys.data.report import Report
+from recsys.data.advice import command_of
+from recsys.data.column_words import EVENT_WORDS, has_role, is_of_later, order, rank
+from recsys.data.files import Damage
+from recsys.data.opening import TableFile, open_table
+from recsys.data.report import Report, sentence
+from recsys.data.texts import as_text
+from recsys.errors import DataError
 
 LINE = "\x1f line"  # the name of the column `line`
 LEAST_BLANK = 0.2  # share of the rows that are below the first line of their order
@@ -86,3 +95,39 @@ def _filled(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     if pa.types.is_string(column.type):
         filled = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(column), ""), False)
     return np.asarray(filled)
+
+
+def refuse_orders_beside_lines(files: Sequence[TableFile], items: str = "") -> None:
+    """Refuse a file of lines of orders beside one that says who made each order, and when.
+
+    Args:
+        files: both, in any order.
+        items: the file of items, for the command.
+
+    Raises:
+        DataError: they are such files; the message has the command that joins them.
+    """
+    for lines, orders in permutations(files, 2):
+        of_lines, of_orders = (
+            {role for role in ("item", "user", "timestamp") if has_role(role, file.names)}
+            for file in (lines, orders)
+        )
+        keys = [n for n in lines.names if rank(n, EVENT_WORDS["session"][:2]) is not None]
+        pairs = [(own, own) for own in keys if own in orders.names]
+        pairs += [(own, name) for own in keys for name in orders.names if name.lower() == "id"]
+        if pairs and "item" in of_lines and of_orders - of_lines and "item" not in of_orders:
+            texts = (str(lines.path), str(orders.path), *pairs[0])
+            arguments = ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            program = f"from recsys.data.grouped_rows import print_lines; print_lines({arguments})"
+            command = command_of(program, lines.path, "joined.csv")
+            command += f" --items {shlex.quote(items)}" * bool(items)
+            said = {"path": lines.path, "other": orders.path.name, "command": command}
+            raise DataError(sentence("orders_and_lines", **said))
+
+
+def print_lines(lines: str, orders: str, own: str, other: str) -> None:
+    """Print lines with the columns of their orders, as `refuse_orders_beside_lines` advises."""
+    tables = (open_table(Path(path)).read(Damage()) for path in (lines, orders))
+    made, every = (pa.table([*map(as_text, t.columns)], t.column_names).to_pandas() for t in tables)
+    every = every[every[other].fillna("") != ""].drop_duplicates(other).rename(columns={other: own})
+    made.merge(every, "left", own, suffixes=("", " of order")).to_csv(sys.stdout, index=False)

@@ -20,13 +20,14 @@ import pyarrow.compute as pc
 from recsys.data.availability import each, is_missing, plain_answer, read_available
 from recsys.data.cleaning import NO_ID, CleanConfig, are_short_codes, is_no_id, is_no_item
 from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, all_of, rank, words
+from recsys.data.day_orders import show_day_first
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
 from recsys.data.numbers import ANSWER, NO_NUMBER, Numbers, of_numbers, read_numbers
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.sample import Roles
 from recsys.data.texts import MISSING, NOTHING, as_strings, as_text
-from recsys.data.time_formats import TimeRules, read_moments, show_day_first
+from recsys.data.time_formats import TimeRules, read_moments
 from recsys.dataset import AVAILABILITY
 from recsys.errors import DataError
 from recsys.event_names import normalised

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import codecs
 import io
-import json
 import re
-import shlex
-import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -26,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from recsys.data.advice import json_list, list_in_one_object, markup
 from recsys.data.dialect import (
     BEHIND,
     WithDoubledQuotes,
@@ -319,13 +317,13 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(head)
         text = text.removeprefix("\ufeff")
         if text.lstrip().startswith("{"):
-            if (name := _list_in_one_object(text)) is not None:
-                raise _json_list(path, compression, name)
+            if (name := list_in_one_object(text)) is not None:
+                raise json_list(path, compression, name)
             return _json_file(path, encoding, compression, explode)
         if text.lstrip().startswith("["):
-            raise _json_list(path, compression)
+            raise json_list(path, compression)
         if text.lstrip().startswith("<"):
-            raise _markup(path, text)
+            raise markup(path, text)
         above = lines_above(text)
         text = text.split("\n", len(above))[-1].lstrip("\r\n")
         delimiter, columns = header(text)
@@ -347,46 +345,6 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         quote=quote,
         above=above,
     )
-
-
-def _list_in_one_object(text: str) -> str | None:
-    """The name of the list that holds all records, in an object that is not read as one.
-
-    One line with a list of plain records is read.
-    """
-    start = re.match(r'\s*\{(?:\s*"[^"]*"\s*:\s*[^\[{]*?,)*\s*"([^"]+)"\s*:\s*\[\s*\{', text)
-    if start is None or "\n{" in text:
-        return None
-    return (
-        start[1] if "\n" in text.strip() or re.search(r":\s*\[\s*\{", text[start.end() :]) else None
-    )
-
-
-def _json_list(path: Path, compression: str | None, name: str | None = None) -> DataError:
-    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-lines.jsonl")))
-    text = f"{'gzip -dc' if compression == 'gzip' else 'cat'} {shlex.quote(str(path))}"
-    # Numbers with a decimal point stay as they are written.
-    program = (
-        "import json; [print(json.dumps(row)) for row in "
-        'json.loads(open(0, encoding="utf-8-sig").read(), parse_float=str)'
-        f"{'' if name is None else json.dumps([name])}]"
-    )
-    description = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
-    command = f"{text} | python3 -c {shlex.quote(program)} > {copy}"
-    return DataError(sentence("one_json", path=path, what=description, command=command))
-
-
-def _markup(path: Path, text: str) -> DataError:
-    if re.match(r"\s*<(!doctype html|html|table)", text, re.IGNORECASE):
-        return DataError(sentence("html", path=path))
-    copy = str(path.with_suffix(".csv"))
-    program = (
-        f"import pandas; pandas.read_xml({str(path)!r}, xpath='./*', parser='etree', dtype=str)"
-        f".to_csv({copy!r}, index=False)"
-    )
-    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}"
-    command = f"{command} && recsys run {shlex.quote(copy)}"
-    return DataError(sentence("xml", path=path, command=command))
 
 
 def is_table(file: Path) -> bool:

@@ -1,16 +1,23 @@
-"""Recognises columns that say how much of a line was taken back, or by which document."""
+"""Recognises columns that say how much of a line was taken back, or by which document.
+
+`TakenBack` finds the rows that were.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data import returns
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, words
+from recsys.data.report import Report, sentence
 from recsys.data.sample import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.texts import as_strings
 from recsys.event_names import normalised
@@ -129,3 +136,129 @@ def _total(sample: Sample, roles: Roles, name: str) -> str | None:
         equal[column] = pc.sum(returns.is_refunded_in_full(refunded, amount)).as_py()
     best = max(equal, key=lambda column: equal[column], default=None)
     return best if best is not None and equal[best] else None
+
+
+@dataclass
+class TakenBack:
+    """Finds such rows, part by part.
+
+    Attributes:
+        roles: of the columns.
+        report: is increased by the pieces that were taken back.
+        shown: texts that show what marks in numbers of pieces mean.
+        files: those that hold returns, by their names, and those of cancelled orders.
+        last: role -> the last row read, with the state of its order.
+    """
+
+    roles: Roles
+    report: Report
+    shown: Sequence[str]
+    files: dict[Path, str] = field(default_factory=dict)
+    last: dict[str, pa.Table] = field(default_factory=dict)
+
+    def find_files(self, paths: Sequence[Path], *, new: bool) -> None:
+        """Find the files that hold returns or cancelled orders; of `new` ones, others may not."""
+        for path in paths:
+            if returns.are_returns(path.stem):
+                self.files[path] = "returns"
+            elif returns.are_cancelled(path.stem):
+                self.files[path] = "cancelled orders"
+        if len(self.files) == len(paths) and not new:
+            self.files = {}
+        for path, kind in self.files.items():
+            self.report.note(sentence("file_of_returns", name=path.name, kind=kind))
+
+    def marks(
+        self,
+        column: Mapping[str, pa.ChunkedArray],
+        path: Path,
+        of_orders: Mapping[str, pa.ChunkedArray] | None,
+    ) -> tuple[list[pa.ChunkedArray], list[pa.ChunkedArray], pa.ChunkedArray | pa.Scalar]:
+        """Masks of rows that were returned, and cancelled, and the lines of returns themselves.
+
+        The users and times of orders (`of_orders`) show of which lines the first one has a state.
+        """
+        returned: list[pa.ChunkedArray] = []
+        cancelled: list[pa.ChunkedArray] = []
+        lines: pa.ChunkedArray | pa.Scalar = pa.scalar(False)
+        for role, match in self.roles.items():
+            kind, _, form = role.partition(" ")
+            if kind not in ("taken_back", "order_status") or form.startswith(("pieces", "total")):
+                continue
+            said = as_strings(column[role], kind, path)
+            if form.endswith("closed"):
+                said = pc.if_else(pc.equal(pc.utf8_lower(said), "closed"), "refunded", said)
+            elif form == "paid":
+                unpaid = each(said, lambda text: plain_answer(text) is False)
+                said = pc.if_else(unpaid, "unpaid", said)
+            elif form == "amount":
+                total = as_strings(column["taken_back total"], kind, path)
+                in_full = returns.is_refunded_in_full(said, total)
+                said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
+            elif form.startswith("number") or returns.is_mark(form):
+                mark = form if returns.is_mark(form) else "=*"
+                said = pc.if_else(returns.read_marks(said, mark), "yes", "")
+            is_state = rank(match.column, EVENT_WORDS["order_status"]) is not None
+            is_line = returns.is_mark(form) or form.endswith("line")
+            is_line = is_line or (form != "amount" and returns.is_return_line(match.column))
+            if kind == "taken_back" and is_line and not is_state:
+                returned.append(returns.read_taken_back(said))
+                lines = pc.or_(lines, returned[-1])
+                continue
+            if of_orders is not None:
+                said = self._filled(role, said, of_orders["user"], of_orders["timestamp"])
+            if kind == "taken_back":
+                rows = cancelled if returns.is_cancellation(match.column) else returned
+                rows.append(returns.read_taken_back(said))
+                continue
+            state = returns.read_order_status(said)
+            for name, rows in (("returned", returned), ("cancelled", cancelled)):
+                rows.append(pc.fill_null(pc.equal(state, name), False))
+            lines = pc.or_(lines, returned[-1]) if form.endswith("line") else lines
+        for kind, rows in (("returns", returned), ("cancelled orders", cancelled)):
+            if kind in self.files.values():
+                is_kind = self.files.get(path) == kind
+                rows.append(pa.chunked_array([np.full(len(column["item"]), is_kind)]))
+        if "returns" in self.files.values():
+            lines = pc.or_(lines, returned[-1])
+        return returned, cancelled, lines
+
+    def pieces_left(
+        self,
+        pieces: pa.ChunkedArray,
+        column: Mapping[str, pa.ChunkedArray],
+        path: Path,
+        returned: list[pa.ChunkedArray],
+        cancelled: list[pa.ChunkedArray],
+    ) -> pa.ChunkedArray:
+        """The pieces that are left; rows of which none is are added to one of the lists."""
+        texts = {
+            match.column: as_strings(column[role], "quantity", path)
+            for role, match in self.roles.items()
+            if role.startswith("taken_back pieces")
+        }
+        if not texts:
+            return pieces
+        of_returns, of_cancellations = returns.pieces_taken_back(texts, self.shown)
+        alone = pc.and_(pc.fill_null(pc.equal(pieces, 0), False), pc.greater(of_returns, 0))
+        pieces = pc.if_else(alone, pc.negate(of_returns), pieces)  # a row of its own
+        taken = pc.add(of_returns, of_cancellations)
+        some = pc.fill_null(pc.and_(pc.greater(taken, 0), pc.greater(pieces, 0)), False)
+        all_of_row = pc.and_(some, pc.fill_null(pc.greater_equal(taken, pieces), False))
+        was_returned = pc.and_(all_of_row, pc.greater(of_returns, 0))
+        returned.append(was_returned)
+        cancelled.append(pc.and_not(all_of_row, was_returned))
+        part = pc.and_not(some, all_of_row)
+        self.report.add("pieces_taken_back", pc.sum(part).as_py() or 0)
+        return pc.if_else(part, pc.subtract(pieces, taken), pieces)
+
+    def _filled(
+        self, role: str, said: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
+    ) -> pa.ChunkedArray:
+        """`fill_orders`, where the rows of an order may be divided between two parts of a file."""
+        rows = pa.table({"said": said, "user": users, "time": times})
+        before = self.last.get(role, rows.slice(0, 0))
+        every = pa.concat_tables([before, rows])
+        every = every.set_column(0, "said", returns.fill_orders(*every.columns))
+        self.last[role] = every.slice(max(0, every.num_rows - 1))
+        return every["said"].slice(before.num_rows)

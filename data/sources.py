@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from recsys.artifacts import Workspace
 from recsys.data.column_words import words
-from recsys.data.layouts import refuse_orders_beside_lines
+from recsys.data.grouped_rows import refuse_orders_beside_lines
 from recsys.data.opening import SUFFIXES, open_table, tables_in
 from recsys.data.report import sentence
 from recsys.errors import ConfigError, DataError

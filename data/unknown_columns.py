@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pyarrow.compute as pc
 
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, is_of_later, rank, words
+from recsys.data.day_orders import share_of_times
 from recsys.data.report import sentence
 from recsys.data.returns import share_of_events
 from recsys.data.sample import (
@@ -21,7 +22,7 @@ from recsys.data.sample import (
     free_columns,
     share_of,
 )
-from recsys.data.time_formats import TimeRules, share_of_times
+from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 from recsys.event_names import normalised
 

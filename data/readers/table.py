@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,14 +22,14 @@ from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
 from recsys.data import column_notes, columns
 from recsys.data.cleaning import other_ids
+from recsys.data.day_orders import orders_of_days
 from recsys.data.event_rows import EventReader
 from recsys.data.files import Damage
 from recsys.data.first_rows import look_at
-from recsys.data.grouped_rows import columns_of_orders, filled_down
+from recsys.data.grouped_rows import columns_of_orders, filled_down, refuse_orders_beside_lines
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
 from recsys.data.layouts import (
-    refuse_orders_beside_lines,
     refuse_other_layouts,
     refuse_without_header,
 )
@@ -39,7 +40,7 @@ from recsys.data.refunds import refunds
 from recsys.data.report import Report, sentence
 from recsys.data.sample import SAMPLE_ROWS, Roles, Sample, free_columns
 from recsys.data.texts import examples
-from recsys.data.time_formats import TimeRules, orders_of_days
+from recsys.data.time_formats import TimeRules
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
 from recsys.progress import say
@@ -68,7 +69,7 @@ def read(config: ReaderConfig) -> EventStream:
     """
     paths = files(config)
     report = Report()
-    items = open_table(paths["items"]) if "items" in paths else None
+    items = open_table(paths.pop("items")) if "items" in paths else None
     if items is not None:
         refuse_other_layouts(items, named=True)
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
@@ -77,9 +78,55 @@ def read(config: ReaderConfig) -> EventStream:
     times = TimeRules(
         config.time_unit, config.time_zone, config.day_first, config.now, day_second=day_second
     )
-    ours = [path for role, path in paths.items() if role != "items"]
+    events, sample, roles, of_orders = _recognised(config, list(paths.values()), described, times)
+    if "timestamp" not in roles:
+        report.note(sentence("no_times"))
+    moment = roles["timestamp"].column if "timestamp" in roles else None
+    before_now = known["day_first"] if known else None
+    of_file = orders_of_days(events, moment, times, report, before_now)
+    orders = {rules.day_first for rules in of_file.values()}
+    times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
+    columns.check_names(sample, {match.column for match in roles.values()})
+    before_asked = (known or {}).get("unasked", ())
+    unasked = column_notes.ask_about_returns(sample, roles, chosen, before_asked)
+    unused = free_columns(sample, roles)
+    report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
+    report.mapping["unasked"] = unasked
+    ratings = [sample.texts(roles["rating"].column)] if "rating" in roles else []
+    report.mapping["unrated"] = known.get("unrated") if known else any(map(has_unrated, ratings))
+    report.mapping["day_second"] = next(iter(of_file.values())).day_second
+    _say_forms(report, [*events, *([items] if items else [])])
+    _report_columns(report, sample, roles, chosen)
+    first = look_at(sample, events, roles, items, described, chosen, times, config)
+    report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
+    reader = EventReader(config, roles, of_file, report, first, IdForms(report), of_orders)
+
+    def read_items(match: pa.Table) -> ItemCatalog:
+        ids = match["item"].unique()
+        always = first.service.dropped.keys() - first.service.below_0
+        report.mapping["no_products"] = sorted(always)  # prices of the night are looked at anew
+        report.mapping["separator"], report.mapping["numbers_of_pieces"] = first.cells
+        report.mapping["pieces"] = first.pieces
+        if left_out := first.service.summary():
+            _warn(report, left_out)
+            report.no_products = dict(first.service.dropped)
+        if items is None or described is None:
+            return _items(reader.described(ids, times), ids, config, report)
+        return _of_file(items, described, ids, reader, times)
+
+    sessions = reader.sessions == "users"
+    return EventStream(
+        reader.read(events), read_items, reader.counts, reader.types, report, sessions
+    )
+
+
+def _recognised(
+    config: ReaderConfig, paths: Sequence[Path], described: Sample | None, times: TimeRules
+) -> tuple[list[TableFile], Sample, Roles, list[str]]:
+    """The files of events, their first rows, the roles, and the columns of whole orders."""
+    chosen, known = asdict(config.columns), config.mapping
     for explode in (True, False):
-        events = [open_table(path, explode=explode) for path in ours]
+        events = [open_table(path, explode=explode) for path in paths]
         refuse_other_layouts(events[0], named=bool(known or chosen["item"]))
         if config.column_names:
             events = [file.with_names(config.column_names) for file in events]
@@ -101,80 +148,42 @@ def read(config: ReaderConfig) -> EventStream:
             lists & {m.column, m.column.rpartition(".")[0]} for m in roles.values()
         ):
             break  # lines of orders; other lists, such as parameters, are no rows
-    if "timestamp" not in roles:
-        report.note(sentence("no_times"))
-    moment = roles["timestamp"].column if "timestamp" in roles else None
-    before_now = known["day_first"] if known else None
-    of_file = orders_of_days(events, moment, times, report, before_now)
-    orders = {rules.day_first for rules in of_file.values()}
-    times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
-    for file in (*events, items):
-        if file is not None and file.above:
-            _warn(
-                report,
-                sentence("lines_above", name=file.path.name, lines=examples(pa.array(file.above))),
-            )
-    columns.check_names(sample, {match.column for match in roles.values()})
-    before_asked = (known or {}).get("unasked", ())
-    unasked = column_notes.ask_about_returns(sample, roles, chosen, before_asked)
-    unused = free_columns(sample, roles)
-    report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
-    report.mapping["unasked"] = unasked
-    ratings = [sample.texts(roles["rating"].column)] if "rating" in roles else []
-    report.mapping["unrated"] = known.get("unrated") if known else any(map(has_unrated, ratings))
-    report.mapping["day_second"] = next(iter(of_file.values())).day_second
-    _report_columns(report, sample, roles)
-    for note in [
-        *column_notes.unread_exclusions(sample, roles, chosen),
-        *column_notes.shortened_ids(sample, roles),
-        *column_notes.unread_clocks(sample, roles),
-    ]:
-        _warn(report, note)
-    others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
-    report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
-    first = look_at(sample, events, roles, items, described, chosen, times, config)
-    report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
-    forms = IdForms(report)
-    reader = EventReader(config, roles, of_file, report, first, forms, of_orders)
+    return events, sample, roles, of_orders
 
-    def read_items(match: pa.Table) -> ItemCatalog:
-        ids = match["item"].unique()
-        always = first.service.dropped.keys() - first.service.below_0
-        report.mapping["no_products"] = sorted(always)  # prices of the night are looked at anew
-        report.mapping["separator"], report.mapping["numbers_of_pieces"] = first.cells
-        report.mapping["pieces"] = first.pieces
-        if left_out := first.service.summary():
-            _warn(report, left_out)
-            report.no_products = dict(first.service.dropped)
-        if items is None or described is None:
-            return _items(reader.described(ids, times), ids, config, report)
-        before = known["items"] if known and known.get("items") else None
-        mine = columns.recognise_items(
-            described, chosen, roles["item"].column, pa.chunked_array([ids]), times, before
-        )
-        report.mapping["items"] = _names(mine)
-        _report_columns(report, described, mine)
-        ignored = column_notes.ignored_availability(described, chosen, mine)
-        notes = [ignored] if ignored else []
-        notes += column_notes.unread_exclusions(described, mine)
-        for note in notes + column_notes.shortened_ids(described, mine):
-            _warn(report, note)
-        damage = Damage()
-        table = items.read(damage)
-        damage.check(items.path, config.clean.damaged_rows)
-        report.add("damaged_item_rows_skipped", damage.rows, damage.examples)
-        table, mine = reader.filled(table, mine, items.path)
-        prices = reader.fields.texts("price")
-        cleaner = ItemCleaner(items.path, mine, config.clean, times, report, forms, prices)
-        made = cleaner.clean(table)
-        named = pa.array(sorted(first.service.named), pa.string())
-        made = made.filter(pc.invert(pc.is_in(made["item_id"], value_set=named)))
-        return _items(made, ids, config, report, items.path, reader.fields)
 
-    sessions = reader.sessions == "users"
-    return EventStream(
-        reader.read(events), read_items, reader.counts, reader.types, report, sessions
+def _of_file(
+    items: TableFile, described: Sample, ids: pa.Array, reader: EventReader, times: TimeRules
+) -> ItemCatalog:
+    """The items of their file, of which `described` has the first rows."""
+    config, report, chosen = reader.config, reader.report, asdict(reader.config.columns)
+    known = config.mapping or {}
+    own = reader.roles["item"].column
+    mine = columns.recognise_items(
+        described, chosen, own, pa.chunked_array([ids]), times, known.get("items") or None
     )
+    report.mapping["items"] = _names(mine)
+    _report_columns(report, described, mine, chosen)
+    damage = Damage()
+    table = items.read(damage)
+    damage.check(items.path, config.clean.damaged_rows)
+    report.add("damaged_item_rows_skipped", damage.rows, damage.examples)
+    table, mine = reader.filled(table, mine, items.path)
+    prices = reader.fields.texts("price")
+    cleaner = ItemCleaner(items.path, mine, config.clean, times, report, reader.forms, prices)
+    made = cleaner.clean(table)
+    named = pa.array(sorted(reader.first.service.named), pa.string())
+    made = made.filter(pc.invert(pc.is_in(made["item_id"], value_set=named)))
+    return _items(made, ids, config, report, items.path, reader.fields)
+
+
+def _say_forms(report: Report, files: Sequence[TableFile]) -> None:
+    """Say what is not read above the tables, and which files are not in UTF-8."""
+    for file in files:
+        if file.above:
+            lines = examples(pa.array(file.above))
+            _warn(report, sentence("lines_above", name=file.path.name, lines=lines))
+    others = [file for file in files if file.encoding != "utf-8"]
+    report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
 
 
 def _agreed(files: list[TableFile]) -> list[TableFile]:
@@ -214,8 +223,10 @@ def _warn(report: Report, note: str) -> None:
     say(f"[bold yellow]data[/bold yellow]: {escape(note)}")
 
 
-def _report_columns(report: Report, sample: Sample, roles: Roles) -> None:
-    """Show the roles before the work starts, and add them to the report."""
+def _report_columns(
+    report: Report, sample: Sample, roles: Roles, chosen: Mapping[str, str | None]
+) -> None:
+    """Show the roles before the work starts, and add them and what is not read to the report."""
     mapping = ", ".join(f"{role} = {match.column}" for role, match in roles.items())
     say(f"data: columns of {sample.path.name}: {escape(mapping)}")
     for role, match in roles.items():
@@ -239,6 +250,13 @@ def _report_columns(report: Report, sample: Sample, roles: Roles) -> None:
     ]
     if unused and "user" in roles:
         report.note(f"Columns of {sample.path.name} that are not used: {', '.join(unused)}.")
+    for note in [
+        *column_notes.ignored_availability(sample, chosen, roles),
+        *column_notes.unread_exclusions(sample, roles, chosen),
+        *column_notes.shortened_ids(sample, roles),
+        *column_notes.unread_clocks(sample, roles),
+    ]:
+        _warn(report, note)
 
 
 def _items(

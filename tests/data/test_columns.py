@@ -160,15 +160,14 @@ def test_a_column_by_which_nothing_is_in_stock_is_left_alone_and_named(value, sh
     items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", in_stock=value)
     roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
     assert "available" not in roles
-    said = ignored_availability(items, {}, roles)
-    assert said is not None
+    (said,) = ignored_availability(items, {}, roles)
     for part in ("'in_stock'", "items.csv", f"({shown})", "--column available=in_stock"):
         assert part in said
     chosen = {"available": "in_stock"}
     roles = recognise_items(items, chosen, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
     assert roles["available"].column == "in_stock"
-    assert ignored_availability(items, chosen, roles) is None
-    assert ignored_availability(items, {"available": "none"}, {}) is None
+    assert ignored_availability(items, chosen, roles) == []
+    assert ignored_availability(items, {"available": "none"}, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,7 @@ def test_a_column_by_which_nothing_is_in_stock_is_left_alone_and_named(value, sh
 def test_a_column_of_what_is_gone_is_named(column, value, shown) -> None:
     items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", **{column: value})
     roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
-    (said,) = unread_exclusions(items, roles)
+    (said,) = unread_exclusions(items, roles, {})
     for part in (f"'{column}'", shown, "in 5 of its first rows", "'available'"):
         assert part in said
 
@@ -202,7 +201,7 @@ def test_columns_of_what_is_gone_have_a_role(column, value, role) -> None:
     items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", **{column: value})
     roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
     assert [name for name, found in roles.items() if found.column == column] == [role] * bool(role)
-    assert len(unread_exclusions(items, roles)) == (role is None)
+    assert len(unread_exclusions(items, roles, {})) == (role is None)
 
 
 def test_ids_that_a_spreadsheet_shortened_are_named() -> None:
@@ -237,7 +236,7 @@ def test_columns_of_what_was_taken_back_have_a_role(column, values, role) -> Non
     events = sample(user=user, item=item, ts=time, **{column: lambda row: values[row % 2]})
     roles = recognise_events(events, {}, None, RULES)
     assert [name for name, found in roles.items() if found.column == column] == [role] * bool(role)
-    said = unread_exclusions(events, roles)
+    said = unread_exclusions(events, roles, {})
     assert [column in sentence for sentence in said] == [True] * (column == "returned" and not role)
 
 
@@ -257,7 +256,7 @@ def test_values_that_name_returns_are_read_or_named(column, values, is_read) -> 
     roles = recognise_events(events, {}, None, RULES)
     found = [name for name, found in roles.items() if found.column == column]
     assert found == (["behaviour"] if is_read else [])
-    said = unread_exclusions(events, roles)
+    said = unread_exclusions(events, roles, {})
     assert len(said) == (is_read is False)
     assert all(f"behaviour={column}" in sentence for sentence in said)
     assert unread_exclusions(events, roles, {"behaviour": "none"}) == []

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.data.time_formats import (
-    TimeRules,
-    find_zones,
-    read_moments,
-    share_of_times,
-    show_day_first,
-)
+from recsys.data.day_orders import share_of_times, show_day_first
+from recsys.data.time_formats import TimeRules, find_zones, read_moments
 
 TEN = 1_714_557_600  # 2024-05-01 10:00:00 UTC
 

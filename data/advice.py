@@ -1,0 +1,61 @@
+"""Commands that write a copy of a file in a form that is read, and the refusals that show them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from recsys.data.report import sentence
+from recsys.errors import DataError
+
+
+def list_in_one_object(text: str) -> str | None:
+    """The name of the list that holds all records, in an object that is not read as one.
+
+    One line with a list of plain records is read.
+    """
+    start = re.match(r'\s*\{(?:\s*"[^"]*"\s*:\s*[^\[{]*?,)*\s*"([^"]+)"\s*:\s*\[\s*\{', text)
+    if start is None or "\n{" in text:
+        return None
+    return (
+        start[1] if "\n" in text.strip() or re.search(r":\s*\[\s*\{", text[start.end() :]) else None
+    )
+
+
+def json_list(path: Path, compression: str | None, name: str | None = None) -> DataError:
+    """The refusal of a list of records, perhaps under a name in one object."""
+    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-lines.jsonl")))
+    text = f"{'gzip -dc' if compression == 'gzip' else 'cat'} {shlex.quote(str(path))}"
+    # Numbers with a decimal point stay as they are written.
+    program = (
+        "import json; [print(json.dumps(row)) for row in "
+        'json.loads(open(0, encoding="utf-8-sig").read(), parse_float=str)'
+        f"{'' if name is None else json.dumps([name])}]"
+    )
+    description = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
+    command = f"{text} | python3 -c {shlex.quote(program)} > {copy}"
+    return DataError(sentence("one_json", path=path, what=description, command=command))
+
+
+def markup(path: Path, text: str) -> DataError:
+    """The refusal of XML and of HTML."""
+    if re.match(r"\s*<(!doctype html|html|table)", text, re.IGNORECASE):
+        return DataError(sentence("html", path=path))
+    copy = str(path.with_suffix(".csv"))
+    program = (
+        f"import pandas; pandas.read_xml({str(path)!r}, xpath='./*', parser='etree', dtype=str)"
+        f".to_csv({copy!r}, index=False)"
+    )
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}"
+    command = f"{command} && recsys run {shlex.quote(copy)}"
+    return DataError(sentence("xml", path=path, command=command))
+
+
+def command_of(program: str, path: Path, end: str) -> str:
+    """A command that writes a copy of a file with a program, and reads it."""
+    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-{end}")))
+    python = f"{shlex.quote(sys.executable)} -X utf8 -c {shlex.quote(program)}"
+    return f"{python} > {copy} && recsys run {copy}"

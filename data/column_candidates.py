@@ -1,0 +1,292 @@
+"""The columns that may have a role, the surest first: (rank, column), of which 0 is the surest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data import returns
+from recsys.data.availability import answers, each, is_missing, plain_answer, share_of_answers
+from recsys.data.cleaning import is_of_items
+from recsys.data.column_words import (
+    EVENT_FIELDS,
+    EVENT_WORDS,
+    Groups,
+    all_of,
+    is_of_a_user,
+    is_of_later,
+    rank,
+    words,
+)
+from recsys.data.day_orders import share_of_times
+from recsys.data.ids import SHORTENED
+from recsys.data.item_cells import parts_repeat
+from recsys.data.numbers import NO_NUMBER, share_of_points
+from recsys.data.sample import (
+    SHARE_OF_TIMES,
+    SURE_SHARE,
+    Found,
+    Roles,
+    Sample,
+    free_columns,
+    share_of,
+)
+from recsys.data.time_formats import DIGITS_OF_CLOCKS, TimeRules, without_midnight
+from recsys.errors import DataError
+from recsys.event_names import normalised
+
+ORDER_NUMBER = r"^#?[A-Za-z]{0,6}[-_/ ]?\d{2,}[A-Za-z]?$"  # such as #1001 or RE-20251
+ENOUGH_ROWS = 50  # below this, repetition says nothing
+MAX_TYPES = 60  # distinct names of event types
+MAX_RATINGS = 101  # distinct values of a rating
+SHARE_OF_EVENTS = 0.5  # of the values of a column such as `type` that must name events
+BLANKS, SHARE_OF_WORDS = r"\S\s+\S", 0.5  # of titles that have a blank between words
+EMAIL = r"^\S+@\S+\.\w+$"
+SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
+RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
+DOCUMENT = r"^[4-9]\d{9}$"  # as unix seconds, they are after the year 2096
+CLOCK = r"^\d{1,2}[:h]\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
+FIRST_LINES = (1, 10, 100)  # numbers of the first line of an order
+SHARE_OF_CODES = 0.5  # of a column with the name of a code: a line such as `SHIPPING` has none
+FEW_KINDS = 3  # distinct values of a column such as `Art`, which is an article or a kind
+SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
+
+
+def without_titles(ranked: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
+    """Of the surest columns of items, the one with codes, if all others have titles.
+
+    `SKU` is the item and `Product` its title, or the other way round.
+    """
+    surest = [pair for pair in ranked if pair[0] == ranked[0][0]]
+    kinds = [looks_like(sample.texts(name)) for _, name in surest]
+    if kinds.count("codes") == 1 and kinds.count("titles") == len(kinds) - 1:
+        return [surest[kinds.index("codes")]]
+    return ranked
+
+
+def codes_beside_titles(
+    named: list[tuple[int, str]], sample: Sample, roles: Roles
+) -> list[tuple[int, str]]:
+    """(0, column) of the columns such as `Code` and `Ref.` that tell the titles of items apart.
+
+    Without one, or where columns that are named as items hold codes, these (`named`) stay.
+    """
+    if any(looks_like(sample.texts(name)) == "codes" for order, name in named if order <= 1):
+        return named
+    of_items = (*EVENT_FIELDS["title"], *EVENT_WORDS["item"][:2])
+    free = [n for n in free_columns(sample, roles) if sample.counts[n] == 1]
+    titles = [n for n in free if rank(n, of_items) is not None]
+    titles = [n for n in titles if looks_like(sample.texts(n)) == "titles"]
+    codes = []
+    for name in free if titles else ():
+        values = sample.texts(name)
+        is_code = normalised(name) in words("ids") and share_of(values, BLANKS) <= 1 - SURE_SHARE
+        is_code = is_code and share_of(values, r"\d") > SHARE_OF_CODES
+        if is_code and pc.count_distinct(values).as_py() < len(values):
+            column = {"item": Found(name, "")}
+            codes += [(0, name)] if any(is_of_items(sample, column, t) for t in titles) else []
+    return codes or named
+
+
+def without_twins(ranked: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
+    """The candidates, of which the surest are one if each has one value for each of the others."""
+    if not ranked:
+        return ranked
+    surest = [name for order, name in ranked if order == ranked[0][0]]
+    unclear = any(sample.counts[name] > 1 for name in surest)
+    if unclear or len(surest) < 2 or len({*surest}) < len(surest):
+        return ranked
+    columns = [sample.table[name] for name in surest]
+    if any(pa.types.is_nested(column.type) for column in columns):
+        return ranked
+    rows = pa.table(columns, surest).group_by(surest).aggregate([]).num_rows
+    same = all(len(pc.unique(column)) == rows for column in columns)
+    return ranked[:1] + ranked[len(surest) :] if same else ranked
+
+
+def titles_under_names_of_items(sample: Sample, roles: Roles, role: str) -> list[tuple[int, str]]:
+    """(1, column) of the free columns such as `Product` that hold titles beside a column of ids."""
+    codes = looks_like(sample.texts(roles[role].column)) == "codes"
+    titles = []
+    for name in free_columns(sample, roles):
+        if rank(name, EVENT_WORDS["item"]) in (0, 1):
+            values = sample.texts(name)
+            words = codes or share_of(values, BLANKS) >= SHARE_OF_WORDS
+            words = words and pc.count_distinct(values).as_py() > FEW_KINDS
+            titles += [(1, name)] if words and looks_like(values) == "titles" else []
+    return titles
+
+
+def check_names(sample: Sample, named: Iterable[str]) -> None:
+    """Refuse names that several columns have."""
+    for name in named:
+        if sample.counts[name] > 1:
+            raise _repeated(sample.path, name, sample.counts[name])
+
+
+def _repeated(path: Path, name: str, times: int) -> DataError:
+    return DataError(f"{path}: {times} columns are called {name!r}; rename all but one")
+
+
+def unnamed(sample: Sample, roles: Roles, words: Mapping[str, Groups]) -> list[tuple[int, str]]:
+    """(0, column) of the free columns whose names show no role."""
+    free = free_columns(sample, roles)
+    return [(0, n) for n in free if all(rank(n, groups) is None for groups in words.values())]
+
+
+def by_name(
+    role: str, groups: Groups, sample: Sample, roles: Roles, fits: Callable[[str], bool]
+) -> list[tuple[int, str]]:
+    """(rank, column) of the columns whose name fits the role and whose content agrees."""
+    ranked = []
+    for name in free_columns(sample, roles):
+        order = rank(name, groups)
+        if order is None:
+            continue
+        if sample.counts[name] > 1:
+            raise _repeated(sample.path, name, sample.counts[name])
+        if fits(name):
+            ranked.append((order, name))
+    return sorted(ranked, key=lambda pair: pair[0])
+
+
+def by_overlap(
+    named: list[tuple[int, str]],
+    others: list[tuple[int, str]],
+    sample: Sample,
+    known: pa.ChunkedArray,
+) -> list[tuple[int, str]]:
+    """The named columns, or else the others, that share most values with known item ids."""
+    known = pc.unique(known)
+    for candidates in (named, others):
+        shares = {}
+        for _, name in candidates:
+            values = pc.unique(sample.texts(name))
+            inside = pc.sum(pc.is_in(values, value_set=known)).as_py() or 0
+            if inside >= SHARE_OF_KNOWN * max(min(len(values), len(known)), 1):
+                shares[name] = inside / (len(values) + len(known) - inside)
+        if best := max(shares.values(), default=0.0):
+            return [(0, name) for name, share in shares.items() if share == best]
+    return named
+
+
+def is_unnamed(role: str, sample: Sample, rules: TimeRules, name: str) -> bool:
+    """Whether a column with any name has a role by its content."""
+    values = sample.texts(name)
+    if role == "behaviour":
+        return is_kind(sample, name)
+    if role == "user" and share_of(values, EMAIL) < SURE_SHARE:
+        return False
+    if role == "timestamp" and (is_of_later(name) or share_of(values, DOCUMENT) >= SURE_SHARE):
+        return False
+    return content_agrees(role, sample, rules, name)
+
+
+def is_kind(sample: Sample, name: str) -> bool:
+    """Whether the values of a column show that it says which lines are sales and returns."""
+    states = (EVENT_WORDS["order_status"], EVENT_WORDS["taken_back"])
+    if sample.counts[name] > 1 or any(rank(name, words) is not None for words in states):
+        return False
+    return not is_of_a_user(name) and returns.are_kinds(sample.texts(name))
+
+
+def numbers_lines(values: pa.ChunkedArray) -> bool:
+    """Whether a column such as `Item` numbers the lines of each order, as 10, 20, 10, 20, 30."""
+    if not len(values) or share_of(values, r"^0*[1-9]\d{0,3}$") < 1:
+        return False
+    numbers = pc.cast(values, pa.int64()).to_numpy()
+    rises, begins = numbers[1:] > numbers[:-1], numbers[1:] == numbers[0]
+    return bool((rises | begins).all() and numbers.min() == numbers[0] in FIRST_LINES)
+
+
+def looks_like(values: pa.ChunkedArray) -> Literal["codes", "titles"] | None:
+    """Codes have digits and no blanks; most titles have a blank between words, or no digits."""
+    if not len(values):
+        return None
+    blanks, digits = share_of(values, BLANKS), share_of(values, r"\d")
+    if digits >= SURE_SHARE and blanks <= 1 - SURE_SHARE:
+        return "codes"
+    return "titles" if blanks >= SHARE_OF_WORDS or digits <= 0.5 else None
+
+
+def clocks_beside_dates(sample: Sample, roles: Roles) -> dict[str, bool]:
+    """The free columns that seem to have the time of day of dates, and whether it can be read."""
+    dates = without_midnight(sample.texts(roles["timestamp"].column))
+    if all_of("clock", roles) or pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
+        return {}
+    clocks = {}
+    for name in free_columns(sample, roles):
+        values = sample.texts(name) if sample.counts[name] == 1 else sample.texts(name)[:0]
+        named = rank(name, EVENT_WORDS["clock"]) is not None
+        ends = named or normalised(name).endswith(tuple(words("clocks")))
+        forms = (CLOCK, *(DIGITS_OF_CLOCKS if ends and share_of(values, r"^\d{3}") > 0.5 else ()))
+        reads = any(share_of(values, form) >= SURE_SHARE for form in forms)
+        if len(values) and (reads or named):
+            clocks[name] = reads
+    return clocks
+
+
+def content_agrees(role: str, sample: Sample, rules: TimeRules, name: str) -> bool:
+    """Whether the values of a column can have a role."""
+    values = sample.texts(name)
+    if role in ("timestamp", "available_from", "available_until"):
+        readable, possible = share_of_times(sample.table[name], rules)
+        often = len(values) >= SHARE_OF_TIMES * sample.table.num_rows
+        return (possible * often if role == "timestamp" else readable) >= SHARE_OF_TIMES
+    if not len(values):
+        return role == "taken_back" and not is_of_a_user(name)
+    distinct = pc.count_distinct(values).as_py()
+    if role == "session" and rank(name, EVENT_WORDS["session"][:2]) is None:
+        return share_of(values, ORDER_NUMBER) >= SURE_SHARE and distinct < len(values)
+    if role == "item" and name.rstrip().endswith("#"):
+        return False  # the number of a line
+    if role == "item" and normalised(name) == "material" and looks_like(values) != "codes":
+        return False  # what it is made of
+    if role in ("user", "item", "session"):
+        one = distinct == 1 and not share_of(values, SHORTENED)  # which are refused later
+        repeats = distinct < len(values) and not (one and role == "user")
+        repeats = repeats or (role == "item" and parts_repeat(values))
+        return bool(repeats) or len(values) < ENOUGH_ROWS
+    if role == "id":
+        return bool(distinct >= 0.5 * len(values))
+    if role == "behaviour":
+        longest = pc.max(pc.utf8_length(values)).as_py()
+        few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
+        sure = rank(name, EVENT_WORDS["behaviour"][:1]) is not None
+        said = sure or share_of(values, r"^\d+$") == 1 or returns.are_codes(values)
+        said = said or returns.share_of_events(values) >= SHARE_OF_EVENTS
+        said = said or returns.take_back_others(values)
+        return bool(distinct <= MAX_TYPES and longest <= 60 and few and said)
+    if role == "available":
+        return share_of_answers(values) >= SURE_SHARE
+    if role == "taken_back":
+        said = returns.share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
+        return not is_of_a_user(name) and (said or pc.all(each(values, is_missing)).as_py())
+    if role == "order_status":
+        back = pc.count(returns.read_order_status(values)).as_py()
+        known = back or returns.knows_order_status(values)  # some may be cancelled later
+        return bool(known and back < sample.table.num_rows and not is_of_a_user(name))
+    if role == "unavailable":
+        return answers(values, sample.table.num_rows, plain_answer) >= SURE_SHARE
+    if role == "price":
+        return share_of(values, r"\d") >= SURE_SHARE
+    if role == "rating":
+        values = values.filter(each(values, lambda text: text.lower() not in NO_NUMBER))
+        surest = max(share_of_points(values), share_of_answers(values))
+        record, _, own = name.rpartition(".")
+        if own.lower() in ("rate", "score", "grade"):  # of anything: discounts, taxes, frauds
+            surest = min(surest, share_of(values, RATE if own.lower() == "rate" else SCORE))
+            if record and not re.search("review|rating|feedback|bewertung", record.lower()):
+                surest = 0.0
+        named = rank(name, EVENT_WORDS["rating"][:1]) is not None
+        return bool(distinct <= MAX_RATINGS and surest >= (0.5 if named else SURE_SHARE))
+    if role == "quantity":
+        pieces = returns.read_pieces(values)  # a few below 0 are returns, whatever the others are
+        less = pc.sum(pc.less_equal(pieces, 0)).as_py() or 0
+        return bool(less or 2 * pieces.null_count <= len(pieces))
+    return True
