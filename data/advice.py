@@ -27,16 +27,14 @@ def list_in_one_object(text: str) -> str | None:
 
 def json_list(path: Path, compression: str | None, name: str | None = None) -> DataError:
     """The refusal of a list of records, perhaps under a name in one object."""
-    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-lines.jsonl")))
-    text = f"{'gzip -dc' if compression == 'gzip' else 'cat'} {shlex.quote(str(path))}"
     # Numbers with a decimal point stay as they are written.
     program = (
-        "import json; [print(json.dumps(row)) for row in "
-        'json.loads(open(0, encoding="utf-8-sig").read(), parse_float=str)'
-        f"{'' if name is None else json.dumps([name])}]"
+        f"import gzip, json; file = {'gzip.' * (compression == 'gzip')}open({str(path)!r}, 'rt', "
+        "encoding='utf-8-sig'); [print(json.dumps(row)) for row in "
+        f"json.load(file, parse_float=str){'' if name is None else json.dumps([name])}]"
     )
     description = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
-    command = f"{text} | python3 -c {shlex.quote(program)} > {copy}"
+    command = command_of(program, path, "lines.jsonl")
     return DataError(sentence("one_json", path=path, what=description, command=command))
 
 
@@ -44,14 +42,9 @@ def markup(path: Path, text: str) -> DataError:
     """The refusal of XML and of HTML."""
     if re.match(r"\s*<(!doctype html|html|table)", text, re.IGNORECASE):
         return DataError(sentence("html", path=path))
-    copy = str(path.with_suffix(".csv"))
-    program = (
-        f"import pandas; pandas.read_xml({str(path)!r}, xpath='./*', parser='etree', dtype=str)"
-        f".to_csv({copy!r}, index=False)"
-    )
-    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}"
-    command = f"{command} && recsys run {shlex.quote(copy)}"
-    return DataError(sentence("xml", path=path, command=command))
+    records = f"{str(path)!r}, xpath='./*', parser='etree', dtype=str"
+    program = f"import pandas, sys; pandas.read_xml({records}).to_csv(sys.stdout, index=False)"
+    return DataError(sentence("xml", path=path, command=command_of(program, path, "table.csv")))
 
 
 def command_of(program: str, path: Path, end: str) -> str:

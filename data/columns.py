@@ -13,24 +13,10 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data import column_candidates as candidates
 from recsys.data import returns
 from recsys.data.availability import each
 from recsys.data.cleaning import has_few_names, is_no_id, is_of_items, is_placeholder
-from recsys.data.column_candidates import (
-    by_name,
-    by_overlap,
-    check_names,
-    clocks_beside_dates,
-    codes_beside_titles,
-    content_agrees,
-    is_kind,
-    is_unnamed,
-    numbers_lines,
-    titles_under_names_of_items,
-    unnamed,
-    without_titles,
-    without_twins,
-)
 from recsys.data.column_words import (
     EVENT_FIELDS,
     EVENT_WORDS,
@@ -87,7 +73,7 @@ def recognise_events(
     Raises:
         DataError: a needed column that cannot be told, with the setting that names it.
     """
-    check_names(sample, [name for name in chosen.values() if name])
+    candidates.check_names(sample, [name for name in chosen.values() if name])
     if lines_of_returns(sample, chosen):  # whose column may also be a price, or the order
         chosen = {**chosen, "taken_back": None}
     roles = _given(sample, chosen, EVENT_WORDS)
@@ -99,23 +85,27 @@ def recognise_events(
     doubts: dict[str, list[str]] = {}
 
     for role in IN_ORDER:
-        fits = partial(content_agrees, role, sample, rules)
+        fits = partial(candidates.content_agrees, role, sample, rules)
         if role in roles or role in settled:
             continue
-        ranked = by_name(role, EVENT_WORDS[role], sample, roles, fits)
+        ranked = candidates.by_name(role, EVENT_WORDS[role], sample, roles, fits)
         if role == "item" and known is not None:
-            ranked = by_overlap(ranked, unnamed(sample, roles, EVENT_WORDS), sample, known)
+            ranked = candidates.by_overlap(
+                ranked, candidates.unnamed(sample, roles, EVENT_WORDS), sample, known
+            )
         if role == "item" and len(ranked) > 1:
-            others = [pair for pair in ranked if not numbers_lines(sample.texts(pair[1]))]
+            others = [
+                pair for pair in ranked if not candidates.numbers_lines(sample.texts(pair[1]))
+            ]
             ranked = others or ranked
         if role == "item" and ranked and ranked[0][0] == len(EVENT_WORDS["item"]) - 1:
             names = sample.table.column_names
             titled = any(rank(n, EVENT_FIELDS["title"]) == 0 for n in names)
             ranked = [] if titled else ranked
         if role == "item" and ranked:
-            ranked = without_titles(ranked, sample)
+            ranked = candidates.without_titles(ranked, sample)
         if role == "item" and known is None:
-            ranked = codes_beside_titles(ranked, sample, roles)
+            ranked = candidates.codes_beside_titles(ranked, sample, roles)
         if role == "session" and "item" in roles:  # `product.name` numbers no order
             ranked = [
                 (order, n) for order, n in ranked if order < 2 or not is_of_items(sample, roles, n)
@@ -123,9 +113,11 @@ def recognise_events(
         own = [pair for pair in ranked if role != "timestamp" or not is_of_later(pair[1])]
         if role in ("timestamp", "behaviour", "user") and not own:
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
-            own = [(0, name) for name in once if is_unnamed(role, sample, rules, name)]
+            own = [(0, name) for name in once if candidates.is_unnamed(role, sample, rules, name)]
         ranked = own or ranked  # `updated_at` is the time where there is no other
-        doubts |= _take(role, without_twins(ranked, sample), roles, EVENT_WORDS[role], sample)
+        doubts |= _take(
+            role, candidates.without_twins(ranked, sample), roles, EVENT_WORDS[role], sample
+        )
     _take_clock(sample, chosen, roles)
     _take_fields(sample, chosen, roles, named_items=items is None and "item" not in doubts)
     if "user" not in roles and "user" not in doubts and "session" in roles:
@@ -213,9 +205,9 @@ def check_new_columns(
         if chosen.get(role) is not None or (role in roles and role not in SEVERAL):
             continue
         for name in free_columns(sample, roles):
-            fits = role == "behaviour" and is_kind(sample, name)
+            fits = role == "behaviour" and candidates.is_kind(sample, name)
             if name not in before and rank(name, EVENT_WORDS[role]) is not None:
-                fits = fits or content_agrees(role, sample, rules, name)
+                fits = fits or candidates.content_agrees(role, sample, rules, name)
             back = returns.values_of_returns(name, sample.texts(name))
             unread = role == "taken_back" and name not in before and len(back) > 0
             if fits or (unread and not is_of_a_user(name)):
@@ -248,7 +240,7 @@ def recognise_items(
     Raises:
         DataError: the id column cannot be told, or a named column does not exist.
     """
-    check_names(sample, sample.table.column_names)
+    candidates.check_names(sample, sample.table.column_names)
     roles = _given(sample, chosen, ITEM_WORDS)
     refuse_without_header(sample, bool(roles), of_items=True)
     names = ITEM_WORDS
@@ -261,12 +253,14 @@ def recognise_items(
     for role, groups in names.items():
         if role in roles or chosen.get(role) == NO_COLUMN:
             continue
-        fits = partial(content_agrees, role, sample, rules)
-        ranked = by_name(role, groups, sample, roles, fits)
+        fits = partial(candidates.content_agrees, role, sample, rules)
+        ranked = candidates.by_name(role, groups, sample, roles, fits)
         if role == "id":
-            ranked = by_overlap(ranked, unnamed(sample, roles, ITEM_WORDS), sample, events)
+            ranked = candidates.by_overlap(
+                ranked, candidates.unnamed(sample, roles, ITEM_WORDS), sample, events
+            )
         if role == "title" and not ranked and "id" in roles:
-            ranked = titles_under_names_of_items(sample, roles, "id")
+            ranked = candidates.titles_under_names_of_items(sample, roles, "id")
         doubts = _take(role, ranked, roles, groups, sample)
         if role == "id" and "id" not in roles:
             raise unknown(["id"], sample, doubts, roles)
@@ -300,9 +294,11 @@ def _take_fields(
     for role, groups in EVENT_FIELDS.items():
         if role in roles or chosen.get(role) == NO_COLUMN:
             continue
-        ranked = by_name(role, groups, sample, roles, lambda name: bool(len(sample.texts(name))))
+        ranked = candidates.by_name(
+            role, groups, sample, roles, lambda name: bool(len(sample.texts(name)))
+        )
         if role == "title" and "item" in roles and not any(order == 0 for order, _ in ranked):
-            ranked += titles_under_names_of_items(sample, roles, "item")
+            ranked += candidates.titles_under_names_of_items(sample, roles, "item")
         if "item" in roles and role != "price":  # the price of an item changes
             sure = role == "title"  # names such as `Lineitem name`, which variants do not share
             ranked = [
@@ -391,7 +387,7 @@ def _take_clock(sample: Sample, chosen: Mapping[str, str | None], roles: Roles) 
     below = [n for n in (f"{stem}nanoseconds", f"{stem}nanos") if n in free and stem != name]
     if below:
         roles["nanosecond"] = Found(below[0], "by name: it divides the seconds")
-    clocks = clocks_beside_dates(sample, roles)
+    clocks = candidates.clocks_beside_dates(sample, roles)
     ranked = [n for n, reads in clocks.items() if reads]
     named = [n for n in ranked if rank(n, EVENT_WORDS["clock"]) is not None]
     if len(ranked) == 1 or len(named) == 1:

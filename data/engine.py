@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from recsys.data.ids import note_alike
 from recsys.data.raw import EVENT_COLUMNS, EventStream, ItemCatalog, RawData, check_items
 from recsys.data.report import Report, sentence
 from recsys.data.returns import is_taken_back
-from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets
+from recsys.data.rules import Rules, Split, decided_rules
 from recsys.data.stats import statistics
 from recsys.dataset import (
     DISLIKED,
@@ -44,6 +45,7 @@ from recsys.errors import ConfigError
 from recsys.interactions import Behaviour
 from recsys.progress import track
 from recsys.splits import (
+    BASKETS,
     ENOUGH_USERS,
     dates_of_shares,
     label_baskets,
@@ -299,7 +301,11 @@ class _Writer:
         if asked.min() < ENOUGH_USERS:
             report.note(sentence("too_few", asked=asked, least=ENOUGH_USERS))
             return "leave-one-out", None
-        report.note(by_time(asked, dates, sessions))
+        valid, test = (
+            datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M") for date in dates
+        )
+        whole = "Each session is asked for items after its first event. " if sessions else ""
+        report.note(sentence("by_time", valid=valid, test=test, asked=asked, whole=whole))
         return "global-temporal", dates
 
     def _dates(self) -> tuple[int, int]:
@@ -321,10 +327,10 @@ class _Writer:
         tied = 0
         for columns in self.events.parts():
             tied += tied_events(columns["user"], columns["timestamp"], columns.get("nanosecond"))
-        note = in_baskets(tied, self.events.rows)
-        if note:
-            report.note(note)
-        return bool(note)
+        baskets = 0 < BASKETS * self.events.rows <= tied
+        if baskets:
+            report.note(sentence("in_baskets", share=tied / self.events.rows))
+        return baskets
 
     def _targets(self, columns: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
         """(n,) whether each event is a target."""

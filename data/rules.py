@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from recsys.data.cleaning import CleanConfig
-from recsys.data.report import sentence
 from recsys.interactions import Role
-from recsys.splits import BASKETS
 
 Split = Literal["leave-one-out", "global-temporal", "own"]
 Duplicates = Literal["keep", "drop-exact", "keep-first"]
@@ -54,17 +48,3 @@ def decided_rules(rules: Rules) -> tuple[str, ...]:
     if "negative" in rules.roles.values():
         decided.append("negative_events_dropped")
     return (*decided, "events_before_negative_dropped") if decided else ()
-
-
-def by_time(asked: NDArray[np.int64], dates: tuple[int, int], sessions: bool) -> str:
-    """The note for a split by time that was chosen."""
-    valid, test = (datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M") for date in dates)
-    whole = "Each session is asked for items after its first event. " if sessions else ""
-    return sentence("by_time", valid=valid, test=test, asked=asked, whole=whole)
-
-
-def in_baskets(tied: int, events: int) -> str:
-    """The note for events that come in baskets; empty if they do not."""
-    if tied < BASKETS * events or not events:
-        return ""
-    return sentence("in_baskets", share=tied / events)

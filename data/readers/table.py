@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
-from recsys.data import column_notes, columns
+from recsys.data import column_candidates, column_notes, columns
 from recsys.data.cleaning import other_ids
 from recsys.data.day_orders import orders_of_days
 from recsys.data.event_rows import EventReader
@@ -86,7 +86,7 @@ def read(config: ReaderConfig) -> EventStream:
     of_file = orders_of_days(events, moment, times, report, before_now)
     orders = {rules.day_first for rules in of_file.values()}
     times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
-    columns.check_names(sample, {match.column for match in roles.values()})
+    column_candidates.check_names(sample, {match.column for match in roles.values()})
     before_asked = (known or {}).get("unasked", ())
     unasked = column_notes.ask_about_returns(sample, roles, chosen, before_asked)
     unused = free_columns(sample, roles)

@@ -511,8 +511,8 @@ def test_the_command_for_a_json_list_works(run: Run, raw: Path) -> None:
     (raw / "e.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     with pytest.raises(ValueError, match="one JSON list") as caught:
         run(raw / "e.json")
-    _, sign, command = str(caught.value).partition(": cat ")
-    subprocess.run(["sh", "-c", sign[2:] + command], check=True)
+    command = str(caught.value).partition("(JSON lines): ")[2].partition(" && recsys run ")[0]
+    subprocess.run(["sh", "-c", command], check=True)
     data = run(raw / "e-lines.jsonl")
     assert len(data.interactions) == 240
     assert set(data.items["price"].to_pylist()) == {8.5, 9.5}

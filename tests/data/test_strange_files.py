@@ -218,7 +218,7 @@ def test_a_list_in_one_json_object_is_refused_with_a_command_that_works(
     ]  # fmt: skip
     with pytest.raises(DataError, match="one JSON object around the list") as refused:
         shop(json.dumps({**before, name: orders}, indent=indent), file="w.json")
-    command = str(refused.value).partition("read that file: ")[2]
+    command = str(refused.value).partition("(JSON lines): ")[2].partition(" && recsys run ")[0]
     subprocess.run(["bash", "-c", command], check=True)
     found = shop((raw / "w-lines.jsonl").read_text(), file="w-lines.jsonl")
     assert found.data.interactions.item.size == 120
