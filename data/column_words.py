@@ -127,8 +127,7 @@ def known_names(names: Iterable[str]) -> int:
     >>> known_names(["Kunde", "Datum", "Blau"])
     2
     """
-    groups = (*EVENT_WORDS.values(), *EVENT_FIELDS.values(), *ITEM_WORDS.values())
-    return sum(any(rank(name, group) is not None for group in groups) for name in names)
+    return sum(map(_is_known, names))
 
 
 def has_role(role: str, names: Iterable[str]) -> bool:
@@ -148,6 +147,12 @@ def all_of(role: str, roles: Mapping[str, T]) -> list[T]:
 def is_of_a_user(name: str) -> bool:
     """Whether a field belongs to the record of a user, such as `customer.newsletter.status`."""
     return any(rank(part, EVENT_WORDS["user"]) is not None for part in name.split(".")[:-1])
+
+
+@lru_cache(1 << 16)  # asked again for every mark that may divide columns
+def _is_known(name: str) -> bool:
+    groups = (*EVENT_WORDS.values(), *EVENT_FIELDS.values(), *ITEM_WORDS.values())
+    return any(_best(name, group) is not None for group in groups)
 
 
 def _best(name: str, groups: Groups) -> tuple[int, int] | None:

@@ -8,13 +8,17 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 EXAMPLES = 3
 MOST_TOGETHER = 0.5  # a third returned and cancelled is ordinary in fashion, most of all is not
@@ -300,13 +304,18 @@ class Report:
 
 def render(document: dict[str, Any], name: str) -> str:
     """A report (`Report.as_json`) as one self-contained HTML page without scripts."""
+    return _template().render(report=document, name=name)
+
+
+@cache  # to compile it takes longer than to fill it
+def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = files("recsys.data").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    return environment.from_string(template).render(report=document, name=name)
+    text = files("recsys.data").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    return environment.from_string(text)
 
 
 def show(document: dict[str, Any]) -> None:

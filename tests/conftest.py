@@ -70,6 +70,7 @@ pytest.register_assert_rewrite(
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # what the imports make stays; `pytest_collection_finish` switches it on again
     if config.getoption("--hypothesis-profile") is None:
         # Hypothesis draws from the constants of the modules that happen to be loaded as well.
         providers._get_local_constants = lambda: providers._local_constants
@@ -95,6 +96,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare the garbage collector what the imports have made: it is most of what there is."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

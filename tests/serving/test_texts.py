@@ -6,7 +6,7 @@ import re
 import threading
 from functools import partial
 
-import jsonschema
+import jsonschema_rs
 import pytest
 from oracles import byte_level_tokenizer, tiny_model
 
@@ -85,7 +85,7 @@ async def test_named_formats_are_offered_and_obeyed(on, recommender, running):
             answer = await found(client, name, max_tokens=128)
             assert answer["finished"]
             assert json.loads(answer["text"]) == answer["value"]
-            jsonschema.validate(answer["value"], schema)
+            jsonschema_rs.validate(schema, answer["value"])
         date = await found(client, "date")
         assert re.fullmatch(r"20\d\d-[01]\d", date["text"])
         assert "value" not in date
