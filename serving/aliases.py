@@ -22,18 +22,16 @@ from recsys.bundle import check_models
 from recsys.errors import RecsysError
 from recsys.recommender import Recommender
 from recsys.serving.catalog_changes import CatalogChanges
+from recsys.serving.errors import ProblemError
 from recsys.serving.journal_follower import ChangeLock
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import (
     Alias,
-    AliasConflictError,
-    BundleRefusedError,
     Model,
     Models,
-    UnknownModelError,
     Version,
 )
-from recsys.serving.rules import RuleReferenceError, Rules
+from recsys.serving.rules import Rules
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.models import AliasInfo
 from recsys.serving.settings import ServingSettings
@@ -45,10 +43,6 @@ STATE = "aliases"  # its name in stores
 MAX_MODELS = 4
 MAX_PREVIOUS = 10
 MOST_ALIASES = 100
-
-
-class UnknownBundleError(LookupError):
-    """No bundle has this name."""
 
 
 class Bundles:
@@ -72,13 +66,15 @@ class Bundles:
             return self._own
         path = self._folder / name
         if path.name != name or not path.is_dir():
-            raise UnknownBundleError(f"There is no bundle {name!r}; /v1/models lists them.")
+            raise ProblemError(
+                "unknown_bundle", f"There is no bundle {name!r}; /v1/models lists them."
+            )
         return path
 
     def find(self, version: Version) -> str | None:
         """The name of a bundle of this version: its own name, or one it was given since."""
         for name in dict.fromkeys([version.bundle, *self.names()]):
-            with contextlib.suppress(UnknownBundleError, RecsysError):
+            with contextlib.suppress(ProblemError, RecsysError):
                 if read_manifest(self.path(name), "bundle").digest == version.digest:
                     return name
         return None
@@ -149,7 +145,7 @@ class Aliases:
         return [self.info(name) for name in sorted(self._models.aliases)]
 
     def info(self, name: str) -> AliasInfo:
-        """Describe an alias; `UnknownModelError` if there is none."""
+        """Describe an alias; `ProblemError` if there is none."""
         alias = self._find(name)
         before = alias.previous[-1] if alias.previous else None
         return AliasInfo(
@@ -167,9 +163,8 @@ class Aliases:
         A `loaded` recommender of the bundle is not loaded again.
 
         Raises:
-            UnknownBundleError: there is no such bundle.
-            BundleRefusedError: the bundle is damaged, or cannot be served.
-            AliasConflictError: the limit of aliases or of loaded models is reached.
+            ProblemError: there is no such bundle, it is damaged or cannot be served, or the limit
+                of aliases or of loaded models is reached.
             QueueFullError: too many changes wait.
             StoreError: the store cannot take the change.
         """
@@ -183,7 +178,9 @@ class Aliases:
             async with self._changing:
                 before = self._models.aliases.get(alias)
                 if before is None and len(self._models.aliases) >= MOST_ALIASES:
-                    raise AliasConflictError(f"There are {MOST_ALIASES} aliases; remove one first.")
+                    raise ProblemError(
+                        "alias_conflict", f"There are {MOST_ALIASES} aliases; remove one first."
+                    )
                 previous = () if before is None else before.previous
                 return await self._change(alias, bundle, previous, loaded=loaded)
 
@@ -211,17 +208,19 @@ class Aliases:
         """Let an alias stand for its latest previous version.
 
         Raises:
-            AliasConflictError: there is no previous version, or it is gone.
-            BundleRefusedError, StoreError: as `put`.
+            ProblemError: there is no previous version, it is gone, or it cannot be served.
+            StoreError: as `put`.
         """
         async with self._changing.for_client():
             previous = self._find(alias).previous
             if not previous:
-                raise AliasConflictError(f"The alias {alias!r} stood for no other bundle before.")
+                raise ProblemError(
+                    "alias_conflict", f"The alias {alias!r} stood for no other bundle before."
+                )
             version = previous[-1]
             bundle = await asyncio.to_thread(self._bundles.find, version)
             if bundle is None:
-                raise AliasConflictError(_gone(alias, version))
+                raise ProblemError("alias_conflict", _gone(alias, version))
             with self._refusals(alias):
                 return await self._change(alias, bundle, previous[:-1], back=version)
 
@@ -229,13 +228,15 @@ class Aliases:
         """Remove an alias; its model is unloaded if no other alias stands for it.
 
         Raises:
-            AliasConflictError: the alias is the champion.
+            ProblemError: the alias is the champion.
             StoreError: as `put`.
         """
         async with self._changing.for_client():
             self._find(alias)
             if alias == CHAMPION:
-                raise AliasConflictError(f"The alias {CHAMPION!r} always stands for a model.")
+                raise ProblemError(
+                    "alias_conflict", f"The alias {CHAMPION!r} always stands for a model."
+                )
             left = {name: one for name, one in self._models.aliases.items() if name != alias}
             await self._keep(left, alias)
             self._publish(left)
@@ -253,9 +254,10 @@ class Aliases:
         """Refuse a model that the standing rules of its alias do not fit."""
         try:
             await asyncio.to_thread(self._rules.check, self._rules.of(alias, ()), model)
-        except RuleReferenceError as error:
-            raise BundleRefusedError(
-                f"{error}; change the rule, or take it out of the 'rules' of the alias {alias!r}."
+        except ProblemError as error:
+            raise ProblemError(
+                "bundle_refused",
+                f"{error}; change the rule, or take it out of the 'rules' of the alias {alias!r}.",
             ) from error
 
     @contextlib.contextmanager
@@ -284,7 +286,7 @@ class Aliases:
         model = await self._model(bundle, loaded)
         try:
             if back is not None and model.version != back.digest:  # replaced just now
-                raise AliasConflictError(_gone(alias, back))
+                raise ProblemError("alias_conflict", _gone(alias, back))
             async with self._catalog_changes.joining(model), self._rules.unchanged:
                 if self._started:
                     await self._check_rules(alias, model)
@@ -312,17 +314,19 @@ class Aliases:
                     if model.bundle == version:
                         return model
                 if len(self._models.loaded) >= MAX_MODELS:
-                    raise AliasConflictError(
-                        f"{MAX_MODELS} models are loaded already; drop an alias first."
+                    raise ProblemError(
+                        "alias_conflict",
+                        f"{MAX_MODELS} models are loaded already; drop an alias first.",
                     )
             recommender = await self._worker.load(path, loaded)
         except RecsysError as error:
             raise _refused(error, path, bundle) from error
         except (OSError, RuntimeError, ValueError, TypeError, LookupError) as error:
             logger.exception("bundle %s refused", bundle)
-            raise BundleRefusedError(
+            raise ProblemError(
+                "bundle_refused",
                 f"{bundle}: the bundle is complete, but cannot be loaded here "
-                f"({type(error).__name__}; the service's log has the details)."
+                f"({type(error).__name__}; the service's log has the details).",
             ) from error
 
         model = Model.of(bundle, recommender, self._worker, self._settings)
@@ -377,12 +381,12 @@ class Aliases:
         try:
             return self._models.aliases[alias]
         except KeyError:
-            raise UnknownModelError(f"There is no alias {alias!r}.") from None
+            raise ProblemError("unknown_model", f"There is no alias {alias!r}.") from None
 
 
-def _refused(error: RecsysError, path: Path, bundle: str) -> BundleRefusedError:
+def _refused(error: RecsysError, path: Path, bundle: str) -> ProblemError:
     text = str(error).replace(str(path), bundle)  # clients do not learn paths
-    return BundleRefusedError(f"{text}.")
+    return ProblemError("bundle_refused", f"{text}.")
 
 
 def _gone(alias: str, version: Version) -> str:

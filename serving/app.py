@@ -5,10 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.middleware import Middleware
-from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from recsys import __version__
 from recsys.recommender import Recommender
@@ -19,28 +16,6 @@ from recsys.serving.middleware import Entrance, Guard
 from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.store import Store
-
-
-class Application(FastAPI):
-    """FastAPI with our middleware around the router, and nothing else.
-
-    FastAPI's own middleware is for what ours does: error pages, a limit of bodies.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection."""
-        if self.middleware_stack is None:
-            self.middleware_stack = self.build_middleware_stack()
-        scope["app"] = self
-        await self.middleware_stack(scope, receive, send)
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """The router, with what it needs, and our middleware around it."""
-        app: ASGIApp = AsyncExitStackMiddleware(self.router)
-        app = ExceptionMiddleware(app, handlers=self.exception_handlers)
-        for kind, arguments, named in reversed(self.user_middleware):
-            app = kind(app, *arguments, **named)
-        return app
 
 
 def create_app(
@@ -65,7 +40,7 @@ def create_app(
         await starting  # loading cannot be interrupted
         await service.stop()
 
-    app = Application(
+    app = FastAPI(
         title="recsys",
         summary="Generative recommendation: exact top-k over the catalog.",
         version=__version__,

@@ -27,6 +27,7 @@ from recsys.errors import ItemError, RecsysError
 from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
+from recsys.serving.errors import ProblemError
 from recsys.serving.journal_follower import Follower, Placed
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
@@ -51,15 +52,11 @@ PAGE = 1 << 18  # characters of a page, of up to four bytes each
 T = TypeVar("T")
 
 
-class UnknownItemError(LookupError):
-    """The catalog has no such item."""
-
-
 def find(catalog: EpochCatalog, item_id: str) -> int:
-    """Find the row of an item; `UnknownItemError` if there is none with this id."""
+    """Find the row of an item; `ProblemError` if there is none with this id."""
     row = catalog.find(item_id)
     if row < 0:
-        raise UnknownItemError(f"The model has no item {item_id!r}.")
+        raise ProblemError("unknown_item", f"The model has no item {item_id!r}.")
     return row
 
 
@@ -204,7 +201,7 @@ class CatalogChanges(Follower):
         Returns the epoch of the champion that has the item, and the item.
 
         Raises:
-            UnknownItemError: there is no item with this id.
+            ProblemError: there is no item with this id.
             ItemError, QueueFullError, StoreError: as `upsert`.
         """
         return await self._finish(self._patch(item_id, changes))
@@ -213,7 +210,7 @@ class CatalogChanges(Follower):
         """Remove an item.
 
         Raises:
-            UnknownItemError: there is no item with this id.
+            ProblemError: there is no item with this id.
             QueueFullError: too many changes wait.
             StoreError: the store cannot take the change, and nothing is changed.
         """
@@ -242,7 +239,7 @@ class CatalogChanges(Follower):
                 epoch = model.recommender.epoch
                 old, added = epoch.item(item_id), epoch.catalog.added
             if old is None:
-                raise UnknownItemError(f"The model has no item {item_id!r}.")
+                raise ProblemError("unknown_item", f"The model has no item {item_id!r}.")
             stale = {added.derived.get(name) for name in changes.attributes}
             known = {key: value for key, value in old.attributes.items() if key not in stale}
             together = {**known, **changes.attributes}
@@ -273,7 +270,7 @@ class CatalogChanges(Follower):
             if not self._models.knows(item_id):  # another process may have just added it
                 await self._catch_up()
                 if not self._models.knows(item_id):
-                    raise UnknownItemError(f"The model has no item {item_id!r}.")
+                    raise ProblemError("unknown_item", f"The model has no item {item_id!r}.")
             await self._keep([{"op": "remove", "item_id": item_id}])
             for model in self._models.loaded:
                 await asyncio.to_thread(model.recommender.remove, [item_id])

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -17,25 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from recsys.errors import FilterError, ItemError, NonFiniteError, RuleError
-from recsys.serving.aliases import UnknownBundleError
 from recsys.serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
-from recsys.serving.catalog_changes import UnknownItemError
-from recsys.serving.experiments import (
-    ExperimentConflictError,
-    ExperimentError,
-    UnknownExperimentError,
-)
-from recsys.serving.models import (
-    AliasConflictError,
-    BundleRefusedError,
-    UnknownModelError,
-    UnsupportedError,
-)
-from recsys.serving.rules import RuleInUseError, RuleReferenceError, UnknownRuleError
 from recsys.serving.schemas.common import PATTERNS, InvalidField
-from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError
 from recsys.serving.stores.records import StoreError
-from recsys.serving.texts import FormatError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20
@@ -99,7 +83,6 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
         "The request took longer than its deadline. If it was a change, it may have been made.",
     ),
     ClosedError: ("shutting_down", "No new requests are accepted; use another instance."),
-    NotReadyError: ("not_ready", "The model is being loaded; see /health/ready."),
     NonFiniteError: (
         "non_finite_scores",
         "The model has no answer for this request: its logits are not finite. Other requests are "
@@ -110,27 +93,12 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
         "The store cannot be read or written now; it is safe to repeat the request. "
         "Recommendations for an inline history do not need the store.",
     ),
-    UnknownUserError: ("unknown_user", None),
-    UnknownItemError: ("unknown_item", None),
-    UnknownModelError: ("unknown_model", None),
-    UnknownBundleError: ("unknown_bundle", None),
-    AliasConflictError: ("alias_conflict", None),
-    BundleRefusedError: ("bundle_refused", None),
-    UnknownRuleError: ("unknown_rule", None),
-    RuleReferenceError: ("invalid_request", None),
-    RuleInUseError: ("rule_in_use", None),
     RuleError: ("invalid_rule", None),
-    UnknownExperimentError: ("unknown_experiment", None),
-    ExperimentConflictError: ("experiment_conflict", None),
-    ExperimentError: ("invalid_request", None),
-    FormatError: ("invalid_request", None),
-    UnsupportedError: ("unsupported_by_model", None),
-    InvalidError: ("invalid_request", None),
     ItemError: ("invalid_item", None),
     FilterError: ("invalid_filter", None),
 }
 _PLACE = re.compile(r"^((?:filter|boosts|pin|max_per|rules|arms|format)[\w.\[\]]*): ")
-_WITH_PLACE = (FilterError, RuleError, RuleReferenceError, ExperimentError, FormatError)
+_WITH_PLACE = (FilterError, RuleError)
 _RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
@@ -147,6 +115,14 @@ class ProblemError(HTTPException):
     ) -> None:
         super().__init__(KINDS[code].status, detail, headers)
         self.code, self.errors = code, errors
+
+    @classmethod
+    def at(cls, code: str, text: str) -> Self:
+        """The problem of the part of the body whose path `text` begins with, if it does."""
+        return cls(code, text, errors=invalid_part(text))
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 def problem_body(error: ProblemError, request_id: str | None) -> dict[str, Any]:
@@ -203,15 +179,14 @@ def problem_of(error: Exception) -> ProblemError:
         return error
     for kind, (code, detail) in _OF_EXCEPTION.items():
         if isinstance(error, kind):
-            fields = invalid_part(error) if isinstance(error, _WITH_PLACE) else ()
+            fields = invalid_part(str(error)) if isinstance(error, _WITH_PLACE) else ()
             return ProblemError(code, detail or str(error), errors=fields)
     detail = "The failure is in the service's log under this request_id."
     return ProblemError("internal_error", detail)
 
 
-def invalid_part(error: Exception) -> list[InvalidField]:
-    """The part of the body that the error is about, if its text begins with a path."""
-    text = str(error)
+def invalid_part(text: str) -> list[InvalidField]:
+    """The part of the body that the text of an error is about, if it begins with a path."""
     match = _PLACE.match(text)
     if match is None:
         return []

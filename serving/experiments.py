@@ -28,8 +28,9 @@ from pydantic import ValidationError
 
 from recsys.serving import sequential
 from recsys.serving.cached_results import CachedResults
+from recsys.serving.errors import ProblemError
 from recsys.serving.journal_follower import JournalFollower
-from recsys.serving.models import AliasConflictError, Models, UnknownModelError
+from recsys.serving.models import Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.experiments import (
     ArmInfo,
@@ -54,18 +55,6 @@ PAGE = 5_000  # users that are read at once
 LOOK_S = 60.0  # pause of the guardrail
 PRUNE_S = 3_600.0
 DAY_MS = 86_400_000
-
-
-class UnknownExperimentError(LookupError):
-    """There is no experiment of this name."""
-
-
-class ExperimentConflictError(Exception):
-    """The experiment cannot be put; the text gives the reason."""
-
-
-class ExperimentError(ValueError):
-    """An arm of an experiment is no alias."""
 
 
 @dataclass(frozen=True)
@@ -175,11 +164,7 @@ class Experiments(JournalFollower):
         if user is None or now_ms() >= experiment.ends_ms:
             return first
         arm = experiment.arm_of(user, self._store.salt)
-        if arm in experiment.stopped:
-            return first
-        try:
-            self._models.get(arm)
-        except UnknownModelError:  # aliases are those of a process
+        if arm in experiment.stopped or arm not in self._models.aliases:  # those of a process
             return first
         window_ms = experiment.body.window_s * 1000
         exposure = None if experiment.id in self._full else Exposure(experiment.id, arm, window_ms)
@@ -191,7 +176,7 @@ class Experiments(JournalFollower):
         However many ask, it takes at most a tenth of the time: results are kept for a while.
 
         Raises:
-            UnknownExperimentError: there is none of this name.
+            ProblemError: there is none of this name.
             StoreError: the store cannot be read.
         """
         return await self._compare(self._find(name))
@@ -200,24 +185,26 @@ class Experiments(JournalFollower):
         """Refuse a new alias that requests could not name.
 
         Raises:
-            AliasConflictError: an experiment has this name.
+            ProblemError: an experiment has this name.
         """
         if alias in self._experiments:
-            raise AliasConflictError(
+            raise ProblemError(
+                "alias_conflict",
                 f"There is an experiment {alias!r}, and requests name both by `model`; choose "
-                "another name."
+                "another name.",
             )
 
     def check_unused(self, alias: str) -> None:
         """Refuse to remove an alias that is an arm.
 
         Raises:
-            AliasConflictError: an experiment that runs has it.
+            ProblemError: an experiment that runs has it.
         """
         for name, experiment in self._experiments.items():
             if alias in experiment.aliases and now_ms() < experiment.ends_ms:
-                raise AliasConflictError(
-                    f"The alias {alias!r} is an arm of the experiment {name!r}; delete that first."
+                raise ProblemError(
+                    "alias_conflict",
+                    f"The alias {alias!r} is an arm of the experiment {name!r}; delete that first.",
                 )
 
     # Changes
@@ -226,9 +213,8 @@ class Experiments(JournalFollower):
         """Start an experiment; putting the same again has no effect.
 
         Raises:
-            ExperimentConflictError: there is another one of this name, an alias of this name, or
-                the most that a service has.
-            ExperimentError: an arm is no alias of this process.
+            ProblemError: there is another one of this name, an alias of this name, or the most
+                that a service has; or an arm is no alias of this process.
             StoreError: it may not be kept; repeat the call.
         """
         async with self._changing.for_client():
@@ -239,9 +225,10 @@ class Experiments(JournalFollower):
                 await self._write({"op": "put", "name": name, "value": value}, by)
             experiment = self._find(name)
             if experiment.body != body:
-                raise ExperimentConflictError(
+                raise ProblemError(
+                    "experiment_conflict",
                     f"The experiment {name!r} runs with other settings, and other weights would "
-                    "move users between arms; delete it, or choose another name."
+                    "move users between arms; delete it, or choose another name.",
                 )
             return experiment.info()
 
@@ -249,7 +236,7 @@ class Experiments(JournalFollower):
         """Delete an experiment; its exposures go soon after, since they may be many.
 
         Raises:
-            UnknownExperimentError: there is none of this name.
+            ProblemError: there is none of this name.
             StoreError: as `put`.
         """
         async with self._changing.for_client():
@@ -263,26 +250,29 @@ class Experiments(JournalFollower):
         try:
             return self._experiments[name]
         except KeyError:
-            raise UnknownExperimentError(
-                f"There is no experiment {name!r}; /v1/models lists them."
+            raise ProblemError(
+                "unknown_experiment", f"There is no experiment {name!r}; /v1/models lists them."
             ) from None
 
     def _check(self, name: str, body: ExperimentBody) -> None:
         if len(self._experiments) >= MOST_EXPERIMENTS:
-            raise ExperimentConflictError(
+            raise ProblemError(
+                "experiment_conflict",
                 f"There are {MOST_EXPERIMENTS} experiments already, the most that a service has; "
-                "delete one."
+                "delete one.",
             )
         aliases = sorted(self._models.aliases)
         if name in aliases:
-            raise ExperimentConflictError(
+            raise ProblemError(
+                "experiment_conflict",
                 f"There is an alias {name!r}, and requests name both by `model`; choose another "
-                "name."
+                "name.",
             )
         for number, arm in enumerate(body.arms):
             if arm.alias not in aliases:
-                raise ExperimentError(
-                    f"arms[{number}]: there is no alias {arm.alias!r}; /v1/models lists them"
+                raise ProblemError.at(
+                    "invalid_request",
+                    f"arms[{number}]: there is no alias {arm.alias!r}; /v1/models lists them",
                 )
 
     def _clear(self) -> None:
@@ -344,7 +334,7 @@ class Experiments(JournalFollower):
             for name in running:
                 try:
                     await self._check_arms(name)
-                except (StoreError, UnknownExperimentError):
+                except (StoreError, ProblemError):
                     pass  # the store logs it, and when it works again; or it was just deleted
                 except Exception:
                     logger.exception("the arms of the experiment %s could not be compared", name)

@@ -142,8 +142,7 @@ class Lists:
         """The items most similar to one item.
 
         Raises:
-            UnknownItemError: there is no item of this id.
-            UnsupportedError: the bundle has no part `retrieval`.
+            ProblemError: there is no item of this id, or the bundle has no part `retrieval`.
         """
         with self._models.lease(alias) as model:
             recommender = model.recommender

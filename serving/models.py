@@ -16,6 +16,7 @@ from recsys.decoding.captures import EngineStatistics
 from recsys.recommender import Recommender
 from recsys.retrieval import Retrieval
 from recsys.serving.batcher import MUCH, Batcher
+from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.common import CHAMPION, ModelRef, made
 from recsys.serving.schemas.models import ModelInfo
 from recsys.serving.settings import ServingSettings
@@ -27,22 +28,6 @@ class Version(NamedTuple):
 
     bundle: str
     digest: str
-
-
-class UnknownModelError(LookupError):
-    """No alias has this name."""
-
-
-class BundleRefusedError(Exception):
-    """The bundle cannot be served; the text names the file. Other models go on."""
-
-
-class AliasConflictError(Exception):
-    """The alias cannot be changed in this way; the text gives the reason."""
-
-
-class UnsupportedError(Exception):
-    """The model behind the alias does not support this; the text says what it lacks."""
 
 
 @dataclass(eq=False)
@@ -102,11 +87,12 @@ class Model:
 
     @property
     def retrieval(self) -> Retrieval:
-        """The bundle's retrieval; `UnsupportedError` if it has none."""
+        """The bundle's retrieval; `ProblemError` if it has none."""
         if self.recommender.retrieval is None:
-            raise UnsupportedError(
+            raise ProblemError(
+                "unsupported_by_model",
                 f"Bundle {self.name!r} has no part 'retrieval'; make one with the stage of that "
-                "name."
+                "name.",
             )
         return self.recommender.retrieval
 
@@ -162,10 +148,12 @@ class Models:
         """Return the model of an alias, without a lease.
 
         Raises:
-            UnknownModelError: there is no such alias.
+            ProblemError: there is no such alias.
         """
         if alias not in self.aliases:
-            raise UnknownModelError(f"No model has the alias {alias!r}; /v1/models lists them.")
+            raise ProblemError(
+                "unknown_model", f"No model has the alias {alias!r}; /v1/models lists them."
+            )
         return self.aliases[alias].model
 
     @property

@@ -17,8 +17,9 @@ from typing import Any
 from recsys.errors import RuleError
 from recsys.requests import RecommendRequest
 from recsys.rules import Rule, apply_rules
+from recsys.serving.errors import ProblemError
 from recsys.serving.journal_follower import JournalFollower
-from recsys.serving.models import Model, Models, UnknownModelError
+from recsys.serving.models import Model, Models
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList
 from recsys.serving.stores.store import Store
@@ -28,18 +29,6 @@ JOURNAL = "rules"  # written in stores
 MOST_RULES = 1_000
 MOST_CHARACTERS = 2 << 20  # of all rules as JSON; in memory, one takes about 28 bytes
 PAGE = 1 << 20  # characters of a page; a rule that has more is a page of its own
-
-
-class UnknownRuleError(LookupError):
-    """There is no rule of this name."""
-
-
-class RuleReferenceError(ValueError):
-    """A request or an alias refers to a rule that does not exist or does not fit the model."""
-
-
-class RuleInUseError(Exception):
-    """The rule cannot be deleted, since an alias has it."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +122,7 @@ class Rules(JournalFollower):
         """The rules of a request by name: those of its alias, then those that it names.
 
         Raises:
-            RuleReferenceError: there is no rule of a name.
+            ProblemError: there is no rule of a name.
         """
         return self._named(self.standing(alias)) | self._named(names)
 
@@ -141,14 +130,15 @@ class Rules(JournalFollower):
         """Check rules against the items of a model.
 
         Raises:
-            RuleReferenceError: a rule does not fit; the text names it.
+            ProblemError: a rule does not fit; the text names it.
         """
         for name, rule in rules.items():
             try:
                 rule.check(model.recommender.epoch.filters.attributes)
             except RuleError as error:
-                raise RuleReferenceError(
-                    f"the rule {name!r} does not fit the model {model.name!r}: {error}"
+                raise ProblemError.at(
+                    "invalid_request",
+                    f"the rule {name!r} does not fit the model {model.name!r}: {error}",
                 ) from None
 
     # Changes
@@ -174,8 +164,7 @@ class Rules(JournalFollower):
         """Delete a rule.
 
         Raises:
-            UnknownRuleError: there is none of this name.
-            RuleInUseError: an alias has it.
+            ProblemError: there is none of this name, or an alias has it.
             StoreError: as `put`.
         """
         async with self._changing.for_client():
@@ -188,7 +177,7 @@ class Rules(JournalFollower):
         """Refuse names that no process has a rule for.
 
         Raises:
-            RuleReferenceError: there is no rule of a name.
+            ProblemError: there is no rule of a name.
         """
         async with self._changing.for_client():
             await self._catch_up()
@@ -198,7 +187,7 @@ class Rules(JournalFollower):
         """Set the rules that apply to all requests of an alias.
 
         Raises:
-            RuleReferenceError: there is no rule of a name, or it does not fit the alias's model.
+            ProblemError: there is no rule of a name, or it does not fit the alias's model.
             StoreError: as `put`.
         """
         value = [*dict.fromkeys(names)]
@@ -209,7 +198,7 @@ class Rules(JournalFollower):
                 try:
                     await asyncio.to_thread(_check_together, rules.values())
                 except RuleError as error:
-                    raise RuleReferenceError(f"rules: {error}") from None
+                    raise ProblemError.at("invalid_request", f"rules: {error}") from None
             if self.standing(alias) == value:
                 return
             if not await self._write({"op": "alias", "name": alias, "value": value}, by):
@@ -232,15 +221,18 @@ class Rules(JournalFollower):
         try:
             return self._state.rules[name]
         except KeyError:
-            raise UnknownRuleError(f"There is no rule {name!r}; /v1/rules lists them.") from None
+            raise ProblemError(
+                "unknown_rule", f"There is no rule {name!r}; /v1/rules lists them."
+            ) from None
 
     def _named(self, names: Sequence[str]) -> dict[str, Rule]:
-        """Rules by their names; `RuleReferenceError` for the first that is none."""
+        """Rules by their names; `ProblemError` for the first that is none."""
         rules = self._state.rules
         for number, name in enumerate(names):
             if name not in rules:
-                raise RuleReferenceError(
-                    f"rules[{number}]: there is no rule {name!r}; GET /v1/rules lists them"
+                raise ProblemError.at(
+                    "invalid_request",
+                    f"rules[{number}]: there is no rule {name!r}; GET /v1/rules lists them",
                 )
         return {name: rules[name].rule for name in names}
 
@@ -268,19 +260,18 @@ class Rules(JournalFollower):
             rules = {other: self._state.rules[other].rule for other in self.standing(alias)}
             _check_together((rules | {name: rule}).values())
         for alias in (CHAMPION, *self._state.users(name)):
-            try:
+            if alias in self._models.aliases:  # it may be one of another process
                 model = self._models.get(alias)
-            except UnknownModelError:  # another process has this alias
-                continue
-            rule.check(model.recommender.epoch.filters.attributes)
+                rule.check(model.recommender.epoch.filters.attributes)
         return value
 
     def _check_unused(self, name: str) -> None:
         self._find(name)
         if users := self._state.users(name):
-            raise RuleInUseError(
+            raise ProblemError(
+                "rule_in_use",
                 f"The rule {name!r} is a standing rule of the alias {users[0]!r}; take it out of "
-                f"its 'rules' with PUT /v1/aliases/{users[0]} first."
+                f"its 'rules' with PUT /v1/aliases/{users[0]} first.",
             )
 
 

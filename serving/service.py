@@ -18,11 +18,12 @@ from recsys.serving.aliases import Aliases
 from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges
 from recsys.serving.daily_figures import DailyFigures
+from recsys.serving.errors import ProblemError
 from recsys.serving.experiments import Assignment, Experiments
 from recsys.serving.limits import CALLER, Room, work_of
 from recsys.serving.lists import Lists
 from recsys.serving.metrics import Metrics
-from recsys.serving.models import BundleRefusedError, Model, Models
+from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
 from recsys.serving.schemas.common import MAX_HISTORY, as_json, made
@@ -53,18 +54,6 @@ LARGE_K = 50  # items of an answer that take some milliseconds to describe
 SHORT = 200  # items of a request that take no time worth mentioning
 MOST_ANSWERS = 8 << 20  # bytes of large answers that batches have at a time
 BATCHED = 1 / 4  # share of the queue for requests of batches; the proxy bounds the others
-
-
-class NotReadyError(Exception):
-    """The model is not loaded yet, or no longer."""
-
-
-class UnknownUserError(LookupError):
-    """The store has no history of the user."""
-
-
-class InvalidError(ValueError):
-    """The fields of a request exclude each other, or the model does not support them."""
 
 
 class Phase(StrEnum):
@@ -241,7 +230,7 @@ class Service:
             await self._state.start(self._given)
             await self._texts.start()
         except Exception as error:
-            cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
+            cause = error.__cause__ if isinstance(error, ProblemError) else None
             self.failure = cause if isinstance(cause, Exception) else error
             is_expected = isinstance(self.failure, RecsysError)  # its text is enough
             trace = None if is_expected else self.failure
@@ -273,20 +262,20 @@ class Service:
         return None
 
     def require_ready(self) -> None:
-        """Raise `NotReadyError` unless the phase is READY."""
+        """Raise `ProblemError` (`not_ready`) unless the phase is READY."""
         if self.phase is not Phase.READY:
-            raise NotReadyError(self.phase)
+            raise _not_ready()
 
     @property
     def state(self) -> State:
-        """What it serves with; `NotReadyError` until the store is open."""
+        """What it serves with; `ProblemError` until the store is open."""
         if self._state is None:
-            raise NotReadyError(self.phase)
+            raise _not_ready()
         return self._state
 
     @property
     def store(self) -> Store:
-        """The store of histories, events and state; `NotReadyError` until it is open."""
+        """The store of histories, events and state; `ProblemError` until it is open."""
         return self.state.store
 
     @property
@@ -296,9 +285,9 @@ class Service:
 
     @property
     def model(self) -> ModelInfo:
-        """The champion; `NotReadyError` until it is loaded."""
+        """The champion; `ProblemError` until it is loaded."""
         if not self.state.models.loaded:
-            raise NotReadyError(self.phase)
+            raise _not_ready()
         return self.state.models.info()[0]
 
     # Recommendations
@@ -307,9 +296,8 @@ class Service:
         """Answer one request, of which `model` is an alias or an experiment, in JSON.
 
         Raises:
-            UnknownModelError: of the alias.
-            UnknownUserError: the store has no history of the user, and `fallback` is false.
-            InvalidError, FilterError, RuleReferenceError: the request cannot be served as it is.
+            ProblemError, FilterError: there is no such model, no history of the user while
+                `fallback` is false, or the request cannot be served as it is.
             QueueFullError, DeadlineExceededError, ClosedError, StoreError: of batcher and store.
         """
         assigned = self.state.experiments.assign(body.model, body.user)
@@ -358,12 +346,12 @@ class Service:
             self.state.rules.check(rules, model)
             raise
         except RequestError as error:
-            raise InvalidError(str(error)) from error
+            raise ProblemError("invalid_request", str(error)) from error
         except RecsysError:
             raise
         except ValueError as error:
             applied = f" (applied rules: {', '.join(rules)})" if rules else ""
-            raise InvalidError(f"{error}{applied}") from error
+            raise ProblemError("invalid_request", f"{error}{applied}") from error
         catalog = model.recommender.catalog
         unusual = note_code(catalog, None if history is None else history.items)
         return Asked(body, alias, model, request, tuple(rules), unusual, deadline, start, read_s)
@@ -499,7 +487,11 @@ def response(
     return answer, as_json(answer)
 
 
-def _unknown_user(body: Subject) -> UnknownUserError:
-    return UnknownUserError(
-        f"There is no history of user {body.user!r}; send one inline as 'history'."
+def _not_ready() -> ProblemError:
+    return ProblemError("not_ready", "The model is being loaded; see /health/ready.")
+
+
+def _unknown_user(body: Subject) -> ProblemError:
+    return ProblemError(
+        "unknown_user", f"There is no history of user {body.user!r}; send one inline as 'history'."
     )

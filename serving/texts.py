@@ -17,8 +17,8 @@ from recsys.devices import AUTO, CPU
 from recsys.errors import ConfigError, RequestError
 from recsys.serving.batcher import ClosedError
 from recsys.serving.bodies import MalformedError, parse
+from recsys.serving.errors import ProblemError
 from recsys.serving.limits import CALLER
-from recsys.serving.models import UnsupportedError
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.texts import MAX_PROMPT, TextsRequest, TextsResponse
 from recsys.serving.settings import ServingSettings, TextFormat
@@ -31,10 +31,6 @@ PROMPT = 10.0  # units of work of the prompt
 PASS = 0.5  # units of work of a token
 LONGEST_NAME = 64  # characters of an unknown name that an error repeats
 MOST_MASKS = 32 << 20  # bytes of the states and masks that a format keeps between requests
-
-
-class FormatError(ValueError):
-    """There is no such format; the message begins with the field."""
 
 
 class NamedFormat:
@@ -65,7 +61,7 @@ class NamedFormat:
         It is not used again after an error, nor with more than `MOST_MASKS`.
 
         Raises:
-            UnsupportedError: the parser cannot follow the format in the block.
+            ProblemError: the parser cannot follow the format in the block.
         """
         try:
             constraint = self._constraint or self._compiler.constraint(self._grammar)
@@ -77,8 +73,8 @@ class NamedFormat:
             field, _, reason = str(error).partition(": ")
             if field not in TextFormat.model_fields:
                 raise
-            raise UnsupportedError(
-                f"The format {self.name!r} cannot be followed: {reason}"
+            raise ProblemError(
+                "unsupported_by_model", f"The format {self.name!r} cannot be followed: {reason}"
             ) from error
 
 
@@ -126,22 +122,24 @@ class Texts:
         """Answer one request, when it is its turn. `deadline` is on the event loop's clock.
 
         Raises:
-            FormatError: there is no format of this name.
-            UnsupportedError: there is no text model, or the request is more than it can read.
+            ProblemError: there is no format of this name or no text model, or the request is more
+                than it can read.
             QueueFullError, DeadlineExceededError, ClosedError: as of other requests.
         """
         if self._model is None or self._folder is None:
-            raise UnsupportedError(
+            raise ProblemError(
+                "unsupported_by_model",
                 "This service has no text model, which writes texts; the setting serve.explainer "
-                "names the folder of one."
+                "names the folder of one.",
             )
         if self._closing:
             raise ClosedError
         if body.format not in self._formats:
             names = ", ".join(map(repr, self._formats)) or "none; serve.text_formats defines them"
-            raise FormatError(
+            raise ProblemError.at(
+                "invalid_request",
                 f"format: there is no format {body.format[:LONGEST_NAME]!r}; this service offers "
-                f"{names}"
+                f"{names}",
             )
         CALLER.get().charge(PROMPT + PASS * body.max_tokens - 1)
         stop = threading.Event()
@@ -150,7 +148,9 @@ class Texts:
         try:
             return await self._calls(self._write, body, self._model, stop.is_set, deadline=deadline)
         except RequestError as error:
-            raise UnsupportedError(f"{self._folder.name} cannot write this: {error}") from error
+            raise ProblemError(
+                "unsupported_by_model", f"{self._folder.name} cannot write this: {error}"
+            ) from error
         finally:
             stop.set()
             self._asked -= 1

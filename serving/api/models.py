@@ -6,7 +6,6 @@ from fastapi import APIRouter, Path, Query, Response
 
 from recsys.serving.api.routing import By, JsonRoute, Ready, json_response, pay_for, unhurried
 from recsys.serving.auth import Scope, requires
-from recsys.serving.models import UnknownModelError
 from recsys.serving.schemas.common import AliasName
 from recsys.serving.schemas.experiments import (
     ExperimentBody,
@@ -71,11 +70,9 @@ async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:
     """Remove an alias and its standing rules; an unused model is unloaded."""
     aliases, rules = service.state.aliases, service.state.rules
     service.state.experiments.check_unused(name)
-    try:
+    # An earlier call may have failed to remove the rules.
+    if name in service.state.models.aliases or not rules.standing(name):
         await aliases.remove(name)
-    except UnknownModelError:
-        if not rules.standing(name):  # an earlier call may have failed to remove them
-            raise
     await rules.stand(name, [], by)
     return Response(status_code=204)
 

@@ -6,12 +6,13 @@ from fastapi import APIRouter, Query, Response
 
 from recsys.serving.api.routing import AnyPhase, IdRoute, PathId, json_response, pay_for
 from recsys.serving.auth import Scope, requires
+from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.events import (
     HistoryQuery,
     UserHistory,
     page,
 )
-from recsys.serving.service import Phase, Service, UnknownUserError
+from recsys.serving.service import Phase, Service
 
 router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 
@@ -29,7 +30,7 @@ async def get_history(
         before = (int(time_ms), int(event_id))
     events = await service.store.history.events(user_id, query.limit, before)
     if not events and before is None:
-        raise UnknownUserError(f"There are no events of user {user_id!r}.")
+        raise ProblemError("unknown_user", f"There are no events of user {user_id!r}.")
 
     def written() -> Response:
         titles = _titles(service, {event.item for event in events})
