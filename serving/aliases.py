@@ -23,7 +23,6 @@ from recsys.errors import RecsysError
 from recsys.recommender import Recommender
 from recsys.serving.catalog_changes import CatalogChanges
 from recsys.serving.errors import ProblemError
-from recsys.serving.journal_follower import ChangeLock
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import (
     Alias,
@@ -35,6 +34,7 @@ from recsys.serving.rules import Rules
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.models import AliasInfo
 from recsys.serving.settings import ServingSettings
+from recsys.serving.shared_changes import ChangeLock
 from recsys.serving.stores.store import Store
 from recsys.serving.worker import DecodeWorker
 

@@ -28,7 +28,6 @@ from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
 from recsys.serving.errors import ProblemError
-from recsys.serving.journal_follower import Follower, Placed
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
@@ -42,6 +41,7 @@ from recsys.serving.schemas.items import (
     ItemPatch,
     ItemQuery,
 )
+from recsys.serving.shared_changes import Follower
 from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
@@ -165,6 +165,7 @@ class CatalogChanges(Follower):
         """Change the catalogs of these models; the store keeps the changes."""
         super().__init__(store, JOURNAL, logger)
         self._models, self._metrics, self._off_loop = models, metrics, off_loop
+        self._seen = 0  # place in the journal of the last record that was taken
         # The order of the items of an epoch; the epoch itself would keep removed items in memory.
         self._orders: WeakKeyDictionary[Recommender, tuple[int, NDArray[np.intp]]]
         self._orders = WeakKeyDictionary()
@@ -293,14 +294,16 @@ class CatalogChanges(Follower):
             yield
         self._count(model)
 
-    async def _take(self, records: Placed) -> None:
-        changes = [record for _, record in records]
-        for model in self._models.loaded:
-            try:
-                await asyncio.to_thread(_apply, model, changes)
-            except Exception:  # the other models still need the changes
-                logger.exception("%s: changes of other processes could not be made", model.name)
-            self._count(model)
+    async def _catch_up(self) -> None:
+        while records := await self._store.journal.read(JOURNAL, self._seen):
+            changes = [record for _, record in records]
+            for model in self._models.loaded:
+                try:
+                    await asyncio.to_thread(_apply, model, changes)
+                except Exception:  # the other models still need the changes
+                    logger.exception("%s: changes of other processes could not be made", model.name)
+                self._count(model)
+            self._seen = records[-1][0]
 
     def _page(
         self, recommender: Recommender, prefix: list[int], text: str, cursor: str, limit: int

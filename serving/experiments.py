@@ -1,6 +1,6 @@
 """Experiments: users are divided among aliases, and what they do with the answers is compared.
 
-An experiment is a record of a journal, as rules are. It is never changed: other weights would move
+Experiments are an object of the store, as rules are. One is never changed: other weights would move
 users to other arms. The guardrail may stop an arm; its users are answered by the first arm from
 then on, and are no longer counted. The arm of a user is a keyed hash, so that every process finds
 the same one.
@@ -19,8 +19,10 @@ import itertools
 import logging
 import math
 import time
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,6 @@ from pydantic import ValidationError
 from recsys.serving import sequential
 from recsys.serving.cached_results import CachedResults
 from recsys.serving.errors import ProblemError
-from recsys.serving.journal_follower import JournalFollower
 from recsys.serving.models import Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.experiments import (
@@ -40,12 +41,13 @@ from recsys.serving.schemas.experiments import (
     ExperimentRef,
     ExperimentResults,
 )
+from recsys.serving.shared_changes import SharedState
 from recsys.serving.stores.records import Exposed, Exposure, StoreError, now_ms
 from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.experiments")
-JOURNAL = "experiments"  # written in stores
-GUARDRAIL = "guardrail"  # who stops arms, in the journal
+NAME = "experiments"  # written in stores
+RUNNING, DELETED = "experiments", "deleted"  # parts of the object; ids of the last deleted ones
 MOST_EXPERIMENTS = 20
 MOST_EXPOSURES = 500_000  # of one experiment; later answers are not counted
 KEPT_DAYS = 180  # exposures are deleted after that; more than any experiment can last
@@ -59,7 +61,7 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment of the journal; `stopped` is when arms were stopped, by alias."""
+    """An experiment; `stopped` is when arms were stopped, by alias."""
 
     id: str
     name: str
@@ -118,12 +120,12 @@ class Assignment:
     exposure: Exposure | None
 
 
-class Experiments(JournalFollower):
+class Experiments(SharedState):
     """The experiments of all processes that share a store."""
 
     def __init__(self, store: Store, models: Models, off_loop: OffLoop) -> None:
         """Without experiments; `start` reads them."""
-        super().__init__(store, JOURNAL, logger)
+        super().__init__(store, NAME, logger)
         self._models, self._off_loop = models, off_loop
         self._experiments: dict[str, Experiment] = {}
         self._full: set[str] = set()  # ids of those with `MOST_EXPOSURES`
@@ -221,8 +223,11 @@ class Experiments(JournalFollower):
             await self._catch_up()
             if name not in self._experiments:
                 self._check(name, body)
-                value = body.model_dump(mode="json")
-                await self._write({"op": "put", "name": name, "value": value}, by)
+                value, ident = body.model_dump(mode="json"), uuid.uuid4().hex
+                new = {"id": ident, "value": value, "time_ms": now_ms(), "by": by, "stopped": {}}
+                await self._change(
+                    lambda state: state.setdefault(RUNNING, {}).setdefault(name, new)
+                )
             experiment = self._find(name)
             if experiment.body != body:
                 raise ProblemError(
@@ -232,7 +237,7 @@ class Experiments(JournalFollower):
                 )
             return experiment.info()
 
-    async def delete(self, name: str, by: str | None) -> None:
+    async def delete(self, name: str) -> None:
         """Delete an experiment; its exposures go soon after, since they may be many.
 
         Raises:
@@ -241,8 +246,8 @@ class Experiments(JournalFollower):
         """
         async with self._changing.for_client():
             await self._catch_up()
-            experiment = self._find(name)
-            await self._write({"op": "delete", "name": name, "experiment": experiment.id}, by)
+            self._find(name)
+            await self._change(partial(_delete, name))
 
     # Internals
 
@@ -275,34 +280,18 @@ class Experiments(JournalFollower):
                     f"arms[{number}]: there is no alias {arm.alias!r}; /v1/models lists them",
                 )
 
-    def _clear(self) -> None:
-        self._experiments = {}
-
-    def _apply(self, record: Mapping[str, Any]) -> bool:
-        op, name = record["op"], record["name"]
-        before = self._experiments.get(name)
-        if op == "put" and before is None:
+    def _use(self, stored: dict[str, Any]) -> None:
+        experiments = {}
+        for name, fields in stored.get(RUNNING, {}).items():
             try:
-                body = ExperimentBody.model_validate(record["value"])
+                body = ExperimentBody.model_validate(fields["value"])
             except ValidationError as error:  # of another version of the service
                 logger.error("experiment %s of the store cannot be read: %s", name, error)
-                return False
-            self._experiments[name] = Experiment(
-                record["id"], name, body, record["time_ms"], record["by"]
-            )
-            return True
-        if before is None or before.id != record.get("experiment"):
-            return False
-        if op == "delete":
-            del self._experiments[name]
-            self._full.discard(before.id)
-            self._deleted.add(before.id)
-            return True
-        if op == "stop" and record["arm"] not in before.stopped:
-            stopped = {**before.stopped, record["arm"]: record["time_ms"]}
-            self._experiments[name] = replace(before, stopped=stopped)
-            return True
-        return False
+                continue
+            others = {key: value for key, value in fields.items() if key != "value"}
+            experiments[name] = Experiment(name=name, body=body, **others)
+        self._deleted.update(stored.get(DELETED, ()))
+        self._experiments = experiments
 
     async def _compare(self, experiment: Experiment) -> ExperimentResults:
         state = experiment.id, *experiment.stopped
@@ -357,11 +346,22 @@ class Experiments(JournalFollower):
         for arm in results.arms if experiment.body.guardrail else ():
             if arm.verdict != "worse" or arm.alias in experiment.stopped:
                 continue
-            alias = arm.alias
-            change = {"op": "stop", "name": name, "experiment": experiment.id, "arm": alias}
+            stopped = {arm.alias: now_ms()}
             async with self._changing:
-                if await self._write(change, GUARDRAIL):  # otherwise another process was faster
-                    logger.warning("experiment %s: %s is stopped: %s", name, alias, results.verdict)
+                await self._change(partial(_stop, experiment, stopped))
+            logger.warning("experiment %s: %s is stopped: %s", name, arm.alias, results.verdict)
+
+
+def _delete(name: str, state: dict[str, Any]) -> None:
+    if experiment := state[RUNNING].pop(name, None):
+        state[DELETED] = [*state.get(DELETED, ()), experiment["id"]][-MOST_EXPERIMENTS:]
+
+
+def _stop(experiment: Experiment, stopped: Mapping[str, int], state: dict[str, Any]) -> None:
+    """Note when arms were stopped, unless another process was faster."""
+    fields = state[RUNNING].get(experiment.name)
+    if fields and fields["id"] == experiment.id:
+        fields["stopped"] = {**stopped, **fields["stopped"]}
 
 
 def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> ExperimentResults:

@@ -1,38 +1,37 @@
 """Rules of the service: named and stored; aliases may have standing ones.
 
-Each change is a record of the store's journal of rules. The rules of a process are what the records
-amount to in their order, so that all processes with one store agree.
-A record that cannot take effect at its place, such as the deletion of a rule that an alias was
-given just before, has none in any process. Processes read each other's records once a second.
+They are one object of the store, which is changed in transactions: no rule is deleted that another
+process has just given to an alias. Processes look for each other's changes once a second.
 """
 
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 from recsys.errors import RuleError
 from recsys.requests import RecommendRequest
 from recsys.rules import Rule, apply_rules
 from recsys.serving.errors import ProblemError
-from recsys.serving.journal_follower import JournalFollower
 from recsys.serving.models import Model, Models
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList
+from recsys.serving.shared_changes import SharedState
+from recsys.serving.stores.records import now_ms
 from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.rules")
-JOURNAL = "rules"  # written in stores
+NAME = "rules"  # written in stores
 MOST_RULES = 1_000
 MOST_CHARACTERS = 2 << 20  # of all rules as JSON; in memory, one takes about 28 bytes
 PAGE = 1 << 20  # characters of a page; a rule that has more is a page of its own
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredRule:
     """A rule, the JSON that it was put as, and its last change."""
 
     rule: Rule
@@ -46,52 +45,20 @@ class Kept:
         return len(json.dumps(self.value))
 
 
-@dataclass
+@dataclass(frozen=True)
 class State:
-    """What the records of the journal amount to."""
+    """The rules by their names, and the names of the standing rules of aliases."""
 
-    rules: dict[str, Kept] = field(default_factory=dict)
-    aliases: dict[str, list[str]] = field(default_factory=dict)
-
-    def apply(self, record: Mapping[str, Any]) -> bool:
-        """Make a change; returns whether it had an effect."""
-        op, name = record["op"], record["name"]
-        value: Any = record.get("value")
-        if op == "put":
-            before = self.rules.get(name)
-            if before is not None and before.value == value:
-                return False
-            try:
-                rule = Rule(**value)
-            except (RuleError, TypeError) as error:  # of another version of the service
-                logger.error("rule %s of the store cannot be read: %s", name, error)
-                return False
-            self.rules[name] = Kept(rule, value, record["time_ms"], record["by"])
-        elif op == "delete":
-            if name not in self.rules or self.users(name):
-                return False
-            del self.rules[name]
-        elif op == "alias":
-            if self.aliases.get(name, []) == value or not self.rules.keys() >= set(value):
-                return False
-            self.aliases.pop(name, None)
-            if value:
-                self.aliases[name] = value
-        else:  # of another version of the service
-            return False
-        return True
-
-    def users(self, name: str) -> list[str]:
-        """Aliases that have a rule."""
-        return sorted(alias for alias, names in [*self.aliases.items()] if name in names)
+    rules: Mapping[str, StoredRule] = field(default_factory=dict)
+    aliases: Mapping[str, list[str]] = field(default_factory=dict)
 
 
-class Rules(JournalFollower):
+class Rules(SharedState):
     """The rules of all processes that share a store."""
 
     def __init__(self, store: Store, models: Models) -> None:
         """Without rules; `start` reads them."""
-        super().__init__(store, JOURNAL, logger)
+        super().__init__(store, NAME, logger)
         self._models, self._state = models, State()
         self.unchanged = self._changing  # while this lock is held, no rule changes
 
@@ -102,7 +69,7 @@ class Rules(JournalFollower):
 
         It takes long if the rules are large, and may be made on another thread.
         """
-        names = sorted(name for name in [*self._state.rules] if name > after)
+        names = sorted(name for name in self._state.rules if name > after)
         rules: list[RuleInfo] = []
         size = 0
         for name in names[:limit]:
@@ -157,10 +124,11 @@ class Rules(JournalFollower):
             value = await asyncio.to_thread(self._checked, name, body)
             stored = self._state.rules.get(name)
             if stored is None or stored.value != value:
-                await self._write({"op": "put", "name": name, "value": value}, by)
+                rule = {"value": value, "time_ms": now_ms(), "by": by}
+                await self._change(lambda state: state.setdefault("rules", {}).update({name: rule}))
             return self._info(name)
 
-    async def delete(self, name: str, by: str | None) -> None:
+    async def delete(self, name: str) -> None:
         """Delete a rule.
 
         Raises:
@@ -169,9 +137,8 @@ class Rules(JournalFollower):
         """
         async with self._changing.for_client():
             await self._catch_up()
-            self._check_unused(name)
-            if not await self._write({"op": "delete", "name": name}, by):
-                self._check_unused(name)  # another process was faster
+            self._find(name)
+            await self._change(partial(_delete, name))
 
     async def require(self, names: Sequence[str]) -> None:
         """Refuse names that no process has a rule for.
@@ -183,7 +150,7 @@ class Rules(JournalFollower):
             await self._catch_up()
         self._named(names)
 
-    async def stand(self, alias: str, names: Sequence[str], by: str | None) -> None:
+    async def stand(self, alias: str, names: Sequence[str]) -> None:
         """Set the rules that apply to all requests of an alias.
 
         Raises:
@@ -199,25 +166,32 @@ class Rules(JournalFollower):
                     await asyncio.to_thread(_check_together, rules.values())
                 except RuleError as error:
                     raise ProblemError.at("invalid_request", f"rules: {error}") from None
-            if self.standing(alias) == value:
-                return
-            if not await self._write({"op": "alias", "name": alias, "value": value}, by):
-                self._named(value)  # another process was faster
+            if self.standing(alias) != value:
+                await self._change(partial(_stand, alias, value))
 
     # Internals
 
-    def _apply(self, record: Mapping[str, Any]) -> bool:
-        return self._state.apply(record)
-
-    def _clear(self) -> None:
-        self._state = State()
+    def _use(self, stored: dict[str, Any]) -> None:
+        rules: dict[str, StoredRule] = {}
+        for name, fields in stored.get("rules", {}).items():
+            before = self._state.rules.get(name)
+            if before is not None and before.value == fields["value"]:
+                rules[name] = replace(before, **fields)
+                continue
+            try:
+                rules[name] = StoredRule(Rule(**fields["value"]), **fields)
+            except (RuleError, TypeError) as error:  # of another version of the service
+                logger.error("rule %s of the store cannot be read: %s", name, error)
+        standing = stored.get("aliases", {}).items()
+        aliases = {alias: [name for name in names if name in rules] for alias, names in standing}
+        self._state = State(rules, aliases)
 
     def _info(self, name: str) -> RuleInfo:
         """Describe a rule as it is now."""
-        kept, aliases = self._find(name), self._state.users(name)
-        return RuleInfo(name=name, time_ms=kept.time_ms, by=kept.by, aliases=aliases, **kept.value)
+        rule, aliases = self._find(name), _users(self._state.aliases, name)
+        return RuleInfo(name=name, time_ms=rule.time_ms, by=rule.by, aliases=aliases, **rule.value)
 
-    def _find(self, name: str) -> Kept:
+    def _find(self, name: str) -> StoredRule:
         try:
             return self._state.rules[name]
         except KeyError:
@@ -228,21 +202,16 @@ class Rules(JournalFollower):
     def _named(self, names: Sequence[str]) -> dict[str, Rule]:
         """Rules by their names; `ProblemError` for the first that is none."""
         rules = self._state.rules
-        for number, name in enumerate(names):
-            if name not in rules:
-                raise ProblemError.at(
-                    "invalid_request",
-                    f"rules[{number}]: there is no rule {name!r}; GET /v1/rules lists them",
-                )
+        _check_there(rules, names)
         return {name: rules[name].rule for name in names}
 
     def _checked(self, name: str, body: RuleBody) -> dict[str, Any]:
         """The parts of a rule, checked against its models, and its pins against the champion."""
         value = body.model_dump(exclude_defaults=True)
         rule = Rule(**value)
-        others = [kept for other, kept in self._state.rules.items() if other != name]
+        others = [other for at, other in self._state.rules.items() if at != name]
         before = self._state.rules.get(name)
-        size, growth = sum(kept.size for kept in others), len(json.dumps(value))
+        size, growth = sum(other.size for other in others), len(json.dumps(value))
         grows = before is None or growth > before.size
         if grows and (len(others) >= MOST_RULES or size + growth > MOST_CHARACTERS):
             raise RuleError(
@@ -256,22 +225,46 @@ class Rules(JournalFollower):
                     f"pin[{number}]: item {rule.pin[number]!r} is not in the catalog; add it with "
                     "POST /v1/items, or correct the id"
                 )
-        for alias in self._state.users(name):
+        users = _users(self._state.aliases, name)
+        for alias in users:
             rules = {other: self._state.rules[other].rule for other in self.standing(alias)}
             _check_together((rules | {name: rule}).values())
-        for alias in (CHAMPION, *self._state.users(name)):
+        for alias in (CHAMPION, *users):
             if alias in self._models.aliases:  # it may be one of another process
                 model = self._models.get(alias)
                 rule.check(model.recommender.epoch.filters.attributes)
         return value
 
-    def _check_unused(self, name: str) -> None:
-        self._find(name)
-        if users := self._state.users(name):
-            raise ProblemError(
-                "rule_in_use",
-                f"The rule {name!r} is a standing rule of the alias {users[0]!r}; take it out of "
-                f"its 'rules' with PUT /v1/aliases/{users[0]} first.",
+
+def _users(aliases: Mapping[str, Sequence[str]], name: str) -> list[str]:
+    """Aliases that have a rule."""
+    return sorted(alias for alias, names in aliases.items() if name in names)
+
+
+def _delete(name: str, state: dict[str, Any]) -> None:
+    if users := _users(state.get("aliases", {}), name):
+        raise ProblemError(
+            "rule_in_use",
+            f"The rule {name!r} is a standing rule of the alias {users[0]!r}; take it out of "
+            f"its 'rules' with PUT /v1/aliases/{users[0]} first.",
+        )
+    state["rules"].pop(name, None)
+
+
+def _stand(alias: str, names: list[str], state: dict[str, Any]) -> None:
+    _check_there(state.get("rules", {}), names)
+    aliases = state.setdefault("aliases", {})
+    aliases[alias] = names
+    if not names:
+        del aliases[alias]
+
+
+def _check_there(rules: Collection[str], names: Sequence[str]) -> None:
+    for number, name in enumerate(names):
+        if name not in rules:
+            raise ProblemError.at(
+                "invalid_request",
+                f"rules[{number}]: there is no rule {name!r}; GET /v1/rules lists them",
             )
 
 

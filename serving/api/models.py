@@ -40,7 +40,7 @@ async def list_models(service: Ready) -> Response:
 @router.put("/aliases/{name}", response_model=AliasInfo)
 @requires(Scope.ADMIN)
 @unhurried
-async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) -> Response:
+async def put_alias(name: PathAlias, body: AliasBody, service: Ready) -> Response:
     """Let an alias stand for a bundle, which is loaded while the old one answers.
 
     Its standing rules stay, unless `rules` sets others; without `bundle` its bundle stays.
@@ -52,7 +52,7 @@ async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) ->
     if body.bundle is not None:
         await aliases.put(name, body.bundle)
     if body.rules is not None:
-        await rules.stand(name, body.rules, by)
+        await rules.stand(name, body.rules)
     return json_response(aliases.info(name))
 
 
@@ -66,14 +66,14 @@ async def rollback_alias(name: PathAlias, service: Ready) -> Response:
 
 @router.delete("/aliases/{name}", status_code=204)
 @requires(Scope.ADMIN)
-async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:
+async def delete_alias(name: PathAlias, service: Ready) -> Response:
     """Remove an alias and its standing rules; an unused model is unloaded."""
     aliases, rules = service.state.aliases, service.state.rules
     service.state.experiments.check_unused(name)
     # An earlier call may have failed to remove the rules.
     if name in service.state.models.aliases or not rules.standing(name):
         await aliases.remove(name)
-    await rules.stand(name, [], by)
+    await rules.stand(name, [])
     return Response(status_code=204)
 
 
@@ -96,9 +96,9 @@ async def put_rule(name: PathRule, body: RuleBody, service: Ready, by: By) -> Re
 
 @router.delete("/rules/{name}", status_code=204)
 @requires(Scope.WRITE)
-async def delete_rule(name: PathRule, service: Ready, by: By) -> Response:
+async def delete_rule(name: PathRule, service: Ready) -> Response:
     """Delete a rule that no alias has."""
-    await service.state.rules.delete(name, by)
+    await service.state.rules.delete(name)
     return Response(status_code=204)
 
 
@@ -113,9 +113,9 @@ async def put_experiment(
 
 @router.delete("/experiments/{name}", status_code=204)
 @requires(Scope.ADMIN)
-async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Response:
+async def delete_experiment(name: PathExperiment, service: Ready) -> Response:
     """Delete an experiment and what is known about its users' answers."""
-    await service.state.experiments.delete(name, by)
+    await service.state.experiments.delete(name)
     return Response(status_code=204)
 
 

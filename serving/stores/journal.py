@@ -1,7 +1,8 @@
-"""The journals of a store: changes of the catalog, rules and experiments; and its state."""
+"""The journal of a store, which has the changes of the catalog; and its state."""
 
 import json
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -56,14 +57,11 @@ class JournalTable:
 
         return await self._calls.read("journal", read, limited=False)
 
-    async def append(
-        self, name: str, records: Sequence[Mapping[str, Any]], *, replacing: int | None = None
-    ) -> Journaled:
+    async def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
         """Write records durably: all or nothing.
 
         A record with an `item_id` replaces earlier records of the item, so the journal grows with
-        the number of changed items and not with the number of changes. With the place `replacing`,
-        all earlier records are replaced, unless it is no longer the last: then nothing is written.
+        the number of changed items and not with the number of changes.
         """
         rows: dict[Any, dict[str, Any]] = {}
         for number, record in enumerate(records):
@@ -78,15 +76,11 @@ class JournalTable:
         def append(connection: sa.Connection) -> Journaled:
             database.lock(connection, JOURNALING)  # so that places are in the order of commits
             before = connection.execute(LAST.where(is_here)).scalar_one()
-            if replacing not in (None, before):
-                return Journaled(before, before)
             if rows:
                 connection.execute(sa.insert(JOURNAL), [*rows.values()])
             # Deleted last: SQLite gives the id of a deleted last row to the next one.
             delete = sa.delete(JOURNAL).where(is_here, JOURNAL.c.id <= before)
-            if replacing is None:
-                delete = delete.where(database.among(JOURNAL.c.key))
-            connection.execute(delete, database.texts(keys) if replacing is None else {})
+            connection.execute(delete.where(database.among(JOURNAL.c.key)), database.texts(keys))
             return Journaled(before, connection.execute(LAST.where(is_here)).scalar_one())
 
         return await self._calls.change("journal", append)
@@ -102,11 +96,39 @@ class StateTable:
     async def get(self, key: str) -> Any:
         """A value, or None."""
         query = sa.select(STATE.c.value).where(STATE.c.key == key)
-        read = self._calls.database.read
-        rows = await self._calls.read("state", lambda: read(query), limited=False)
-        return json.loads(rows[0][0]) if rows else None
+
+        def read() -> Any:
+            rows = self._calls.database.read(query)
+            return json.loads(rows[0][0]) if rows else None
+
+        return await self._calls.read("state", read, limited=False)
 
     async def put(self, key: str, value: Any) -> None:
         """Store a value durably."""
         put = self._calls.database.put_state
         await self._calls.change("state", lambda connection: put(connection, key, value))
+
+    async def revision(self, key: str) -> Any:
+        """What `change` has last returned in any process, before the value: another each time."""
+        return await self.get(_revision(key))
+
+    async def change(self, key: str, change: Callable[[Any], None]) -> tuple[str, Any]:
+        """Let `change` alter the stored value, durably and while no other process does.
+
+        If it raises, nothing is altered. Returns the new revision and the new value.
+        """
+        database, revision = self._calls.database, uuid.uuid4().hex
+
+        def alter(connection: sa.Connection) -> tuple[str, Any]:
+            database.lock(connection, JOURNALING)
+            value = database.state(connection, key) or {}
+            change(value)
+            database.put_state(connection, key, value)
+            database.put_state(connection, _revision(key), revision)
+            return revision, value
+
+        return await self._calls.change("state", alter)
+
+
+def _revision(key: str) -> str:
+    return f"{key}.revision"

@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import REAL, BigInteger, Column, Double, Index, Integer, MetaData, Table, Text
 
-SCHEMA_VERSION = 9  # a value of STATE
+SCHEMA_VERSION = 10  # a value of STATE
 METADATA = MetaData()
 # Ids are compared byte by byte, as in SQLite, whatever the locale of a PostgreSQL database.
 ID = Text().with_variant(Text(collation="C"), "postgresql")

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pytest
-from journal_suite import JournalSuite
+from shared_changes_suite import SharedChangesSuite
 
 from recsys.catalog import Catalog
 from recsys.errors import RequestError
@@ -291,9 +291,7 @@ async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
     assert at_work == {(name, False) for name in names}
 
 
-class TestJournal(JournalSuite):
-    journal = "catalogue"
-
+class TestSharedChanges(SharedChangesSuite):
     async def put(self, client, number):
         return await client.put_item("lamp", LAMP | {"title": f"Lamp {number}"})
 
@@ -304,8 +302,8 @@ class TestJournal(JournalSuite):
         answer = await client.get("/v1/items/lamp")
         return answer.json()["title"] if answer.status_code == 200 else None
 
-    def state_of(self, record):
-        return record["title"]
+    async def stored(self, store):
+        return (await store.journal.read("catalogue"))[-1][1]["title"]
 
 
 async def test_a_removed_item_of_the_bundle_stays_away(settings, fake, running):
@@ -360,7 +358,7 @@ async def test_items_like_removed_or_moved_ones_reach_other_models(settings, fak
 
 
 async def test_own_changes_are_not_made_twice(client, service, until, monkeypatch):
-    monkeypatch.setattr("recsys.serving.journal_follower.LOOK_S", 0.01)
+    monkeypatch.setattr("recsys.serving.shared_changes.LOOK_S", 0.01)
     await client.put_item("lamp", LAMP)
     await client.delete("/v1/items/item-3")
     places: list[int] = []

@@ -9,7 +9,7 @@ import pytest
 from oracles import PATIENCE_S
 from starlette.responses import Response
 
-from recsys.serving import daily_figures, journal_follower, middleware, trending
+from recsys.serving import daily_figures, middleware, shared_changes, trending
 from recsys.serving.api import operations
 from recsys.serving.bodies import LARGE
 from recsys.serving.metrics import Metrics
@@ -90,7 +90,7 @@ async def test_large_answers_that_are_not_read_are_bounded_together(settings, mo
 
 
 async def test_changes_that_wait_are_bounded(client, service, monkeypatch, until):
-    monkeypatch.setattr(journal_follower, "MAX_CHANGES", 2)
+    monkeypatch.setattr(shared_changes, "MAX_CHANGES", 2)
     state = service.state
     for part, method, path, body in (
         (state.rules, "PUT", "/v1/rules/sale", {"pin": ["item-1"]}),

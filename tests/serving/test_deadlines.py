@@ -6,7 +6,7 @@ import threading
 import pytest
 from oracles import PATIENCE_S
 
-from recsys.serving import catalog_changes, journal_follower
+from recsys.serving import catalog_changes, shared_changes
 from recsys.serving.api.recommendations import AT_ONCE
 from recsys.serving.api.routes import ROUTES
 from recsys.serving.off_loop import OffLoop
@@ -77,7 +77,7 @@ async def test_a_change_goes_on_after_its_deadline(hurried, recommender, until):
 
 async def test_changes_of_the_catalog_are_bounded(hurried, recommender, monkeypatch, until):
     client, service = hurried
-    monkeypatch.setattr(journal_follower, "MAX_CHANGES", 2)
+    monkeypatch.setattr(shared_changes, "MAX_CHANGES", 2)
     free, upsert = threading.Event(), recommender.upsert
     recommender.upsert = lambda items: free.wait(PATIENCE_S) and upsert(items)
     asked = [client.put_item(f"n{i}", {"like": "item-1"}) for i in range(4)]

@@ -272,20 +272,18 @@ async def test_names_of_aliases_and_experiments_are_distinct(shop, monkeypatch):
     assert (await client.delete("/v1/aliases/other")).status_code == 204
 
 
-async def test_records_that_cannot_take_effect_have_none(shop):
+async def test_what_another_version_stored_is_kept_and_not_used(shop):
     client, service = shop
     info = await put(client)
-    ident = service.state.experiments._find("homepage").id
-    for record in (
-        {"op": "put", "name": "homepage", "value": TWO | {"days": 1}},
-        {"op": "put", "name": "later", "value": {"arms": "of another version"}},
-        {"op": "delete", "name": "homepage", "experiment": "an older one"},
-        {"op": "stop", "name": "homepage", "experiment": "an older one", "arm": "other"},
-        {"op": "stop", "name": "nothing", "experiment": ident, "arm": "other"},
-        {"op": "unheard-of", "name": "homepage", "experiment": ident},
-    ):
-        assert not await service.state.experiments._write(record, None)
-    assert (await client.get("/v1/models")).json()["experiments"] == [info]
+    strange = {"id": "1", "value": {"arms": "of another version"}, "time_ms": 0, "by": None}
+    change = service.store.state.change
+    await change("experiments", lambda stored: stored["experiments"].update(later=strange))
+    await client.delete("/v1/experiments/homepage")
+    assert (await client.get("/v1/models")).json()["experiments"] == []
+    stored = await service.store.state.get("experiments")
+    assert (stored["experiments"], len(stored["deleted"])) == ({"later": strange}, 1)
+    again = await put(client)
+    assert again["started_ms"] >= info["started_ms"]
 
 
 # Results

@@ -3,12 +3,9 @@
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from journal_suite import JournalSuite
+from shared_changes_suite import SharedChangesSuite
 
 from recsys.serving import auth
-from recsys.serving.rules import JOURNAL, Rules, State
 from recsys.serving.settings import ServingSettings
 
 URL = "/v1/recommendations"
@@ -383,8 +380,8 @@ async def test_a_rule_has_the_name_of_the_key_that_changed_it_last(real, running
         assert not any(key in response.text for key in keys.values())
 
 
-class TestJournal(JournalSuite):
-    journal = JOURNAL
+class TestSharedChanges(SharedChangesSuite):
+    table, reads, writes = "state", "revision", "change"
 
     async def put(self, client, number):
         return await client.put("/v1/rules/campaign", json={"pin": [f"item-{number}"]})
@@ -396,8 +393,8 @@ class TestJournal(JournalSuite):
         rule = await client.rule("campaign")
         return rule and rule["pin"]
 
-    def state_of(self, record):
-        return record["value"]["pin"]
+    async def stored(self, store):
+        return (await store.state.get("rules"))["rules"]["campaign"]["value"]["pin"]
 
     async def test_a_change_knows_all_changes_before_it(self, neighbours, until):
         one, two, service = neighbours
@@ -412,63 +409,38 @@ class TestJournal(JournalSuite):
         assert (await one.delete("/v1/rules/first")).status_code == 204
 
 
-def record(op, name, value=None):
-    return {"op": op, "name": name, "value": value, "time_ms": 0, "by": None}
+async def test_what_another_version_stored_is_kept_and_not_applied(client, caplog):
+    service = client._transport.app.state.service
+    await put(client, "x", {"pin": ["B0007"]})
+    strange = {"value": {"pin": "B0007"}, "time_ms": 0, "by": None}
+
+    def change(state):
+        state["rules"]["strange"] = strange
+        state["aliases"] = {"champion": ["x", "strange"]}
+
+    await service.store.state.change("rules", change)
+    await put(client, "y", {"pin": ["B0008"]})
+    assert "rule strange of the store cannot be read" in caplog.text
+    assert await client.rule("strange") is None
+    assert service.state.rules.standing("champion") == ["x"]
+    assert (await service.store.state.get("rules"))["rules"]["strange"] == strange
 
 
-def test_records_that_cross_leave_no_dangling_name():
-    state, pins = State(), {"pin": ["a"]}
-    assert state.apply(record("put", "x", pins))
-    assert not state.apply(record("put", "x", pins))
-    assert state.apply(record("alias", "champion", ["x"]))
-    assert not state.apply(record("delete", "x"))  # another process sent it before it knew
-    assert state.apply(record("alias", "champion", []))
-    assert state.apply(record("delete", "x"))
-    assert not state.apply(record("delete", "x"))
-    assert not state.apply(record("alias", "champion", ["x"]))
-    assert not state.apply(record("put", "y", {"pin": "a"}))  # unreadable
-    assert not state.apply(record("rename", "x", "y"))  # of a later version
-    assert state == State()
+async def test_a_change_is_refused_by_what_the_store_has(client, monkeypatch):
+    rules = client._transport.app.state.service.state.rules
+    await put(client, "x", {"pin": ["B0007"]})
 
+    async def look():  # other processes are faster from now on
+        pass
 
-changes = st.one_of(
-    st.tuples(st.just("put"), st.sampled_from("xyz"), st.sampled_from([{"pin": ["a"]}, BROKEN])),
-    st.tuples(st.just("delete"), st.sampled_from("xyz"), st.none()),
-    st.tuples(
-        st.just("alias"), st.sampled_from("pq"), st.lists(st.sampled_from("xyz"), max_size=2)
-    ),
-)
-
-
-@given(st.lists(changes, max_size=30))
-def test_any_records_leave_aliases_with_rules_that_exist(sent):
-    state, rules, aliases, done = State(), {}, {}, []
-    for op, name, value in sent:
-        before = (dict(rules), dict(aliases))
-        if op == "put" and value is not BROKEN:
-            rules[name] = value
-        if op == "delete" and not any(name in names for names in aliases.values()):
-            rules.pop(name, None)
-        if op == "alias" and set(value) <= set(rules):
-            aliases = {n: v for n, v in (aliases | {name: value}).items() if v}
-        changed = before != (rules, aliases)
-        assert state.apply(record(op, name, value)) == changed
-        assert {n: kept.value for n, kept in state.rules.items()} == rules
-        assert state.aliases == aliases
-        assert {n for names in aliases.values() for n in names} <= set(rules)
-        if changed:
-            done.append(record(op, name, value))
-    replayed = State()
-    assert all(replayed.apply(one) for one in done)  # the journal alone gives the same rules
-    assert replayed == state
-    follower = Rules(None, None)  # nothing is written
-    for number, each in enumerate(done):
-        follower._make({"id": str(number), **each})
-    again = State()  # and so do the records that are still in effect
-    kept = [one for records in follower._kept.values() for one in records]
-    assert all(again.apply(one) for one in kept)
-    assert again == state
-    assert len(kept) == len(rules) + len(aliases)
+    monkeypatch.setattr(rules, "_catch_up", look)
+    state = client._transport.app.state.service.store.state
+    await state.change("rules", lambda stored: stored.update(aliases={"champion": ["x"]}))
+    assert code(await client.delete("/v1/rules/x")) == (409, "rule_in_use")
+    await state.change("rules", lambda stored: stored.update(aliases={}, rules={}))
+    response = await client.put("/v1/aliases/champion", json={"rules": ["x"]})
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["pointer"] == "/rules/0"
 
 
 async def test_rules_do_not_apply_to_similar_items(settings, recommender, running):

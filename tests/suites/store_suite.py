@@ -326,11 +326,25 @@ class StoreSuite:
             assert len(page) == 1 or sum(len(json.dumps(one)) for _, one in page) <= 2_000
             read, place = read + [record for _, record in page], page[-1][0]
         assert read == records
-        await store.journal.append("a", [{"n": 10}], replacing=place - 1)  # there is a later one
-        await store.journal.append("a", [{"n": 11}], replacing=place)
-        await store.journal.append("b", [{"n": 12}], replacing=0)
-        assert [record["n"] for _, record in await store.journal.read("a")] == [11]
-        assert [record["n"] for _, record in await store.journal.read("a", place)] == [11]
+
+    async def test_a_value_is_changed_by_one_process_at_a_time(self, location, opened):
+        stores = opened(location), opened(location)
+
+        def more(value):
+            value["n"] = value.get("n", 0) + 1
+
+        def refuse(value):
+            value["n"] = 0
+            raise ValueError("no")
+
+        changes = [store.state.change("k", more) for store in stores for _ in range(20)]
+        revisions = {revision for revision, _ in await asyncio.gather(*changes)}
+        assert len(revisions) == 40
+        with pytest.raises(ValueError, match="no"):
+            await stores[0].state.change("k", refuse)
+        for store in stores:
+            assert await store.state.get("k") == {"n": 40}
+            assert await store.state.revision("k") in revisions
 
     async def test_following_the_journal_misses_no_change_of_a_process(self, location, opened):
         mine, other = opened(location), opened(location)

@@ -1,6 +1,6 @@
-"""What every kind of change promises that is kept in a journal of the store.
+"""What every kind of change promises that processes over one store share.
 
-All processes over one store follow it. A kind of change gets these tests by a subclass.
+A kind of change gets these tests by a subclass.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from oracles import PATIENCE_S
 from recsys.serving.stores.records import StoreError
 
 
-class JournalSuite:
+class SharedChangesSuite:
     """Tests of one kind of change; a subclass says how one thing is put, taken away and read.
 
     Attributes:
-        journal: name of the journal.
+        table: attribute of the store with the table of the changes.
+        reads, writes: methods of the table.
     """
 
-    journal = ""
+    table, reads, writes = "journal", "read", "append"
 
     async def put(self, client: Any, number: int) -> httpx.Response:
         """Put the thing in a state of this number."""
@@ -37,8 +38,8 @@ class JournalSuite:
         """Its state; None if it is not there."""
         raise NotImplementedError
 
-    def state_of(self, record: Any) -> Any:
-        """The state that a record of the journal leaves, if it is one of the thing."""
+    async def stored(self, store: Any) -> Any:
+        """Its state in the store, where it is."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -46,7 +47,7 @@ class JournalSuite:
         self, settings: Any, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncIterator[Any]:
         """Two processes over one store, which look into it often; the service of the second."""
-        monkeypatch.setattr("recsys.serving.journal_follower.LOOK_S", 0.02)
+        monkeypatch.setattr("recsys.serving.shared_changes.LOOK_S", 0.02)
         async with (
             running(settings, recommender=fake()) as (one, _),
             running(settings, recommender=fake()) as (two, service),
@@ -85,18 +86,17 @@ class JournalSuite:
         pairs = zip([one, two] * 4, range(8), strict=True)
         done = await asyncio.gather(*(self.put(client, number) for client, number in pairs))
         assert {response.status_code for response in done} == {200}
-        _, record = (await service.store.journal.read(self.journal))[-1]
-        await self.agree(self.state_of(record), one, two)
+        await self.agree(await self.stored(service.store), one, two)
 
     async def test_a_change_that_is_not_stored_is_not_acknowledged(
         self, settings: Any, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def full(model: str, records: Any) -> None:
+        async def full(*change: Any) -> None:
             raise StoreError("disk full")
 
         async with running(settings, recommender=fake()) as (client, service):
             with monkeypatch.context() as broken:
-                broken.setattr(service.store.journal, "append", full)
+                broken.setattr(getattr(service.store, self.table), self.writes, full)
                 response = await self.put(client, 1)
                 assert (response.status_code, response.json()["code"]) == (
                     503, "store_unavailable",
@@ -110,33 +110,12 @@ class JournalSuite:
         one, two, service = neighbours
         looks = []
 
-        async def away(model: str, after: int = 0) -> None:
-            looks.append(model)
+        async def away(*place: Any) -> None:
+            looks.append(place)
             raise StoreError("away")
 
         with monkeypatch.context() as broken:
-            broken.setattr(service.store.journal, "read", away)
+            broken.setattr(getattr(service.store, self.table), self.reads, away)
             assert (await self.put(one, 1)).status_code == 200
             await until(lambda: len(looks) > 4)
         await self.agree(await self.state(one), two)
-
-    async def test_many_changes_are_kept_as_the_state_that_they_make(
-        self, settings: Any, fake: Any, running: Any, neighbours: Any, monkeypatch: Any
-    ) -> None:
-        monkeypatch.setattr("recsys.serving.journal_follower.MOST_CHANGES", 3)
-        monkeypatch.setattr("recsys.serving.stores.journal.PAGE", 2)
-        one, two, service = neighbours
-        for number in range(20):
-            client = (one, two)[number % 2]
-            assert (await self.put(client, number)).status_code == 200
-            if number % 5 == 4:
-                assert (await self.take_away(client)).status_code == 204
-        assert (await self.put(one, 1)).status_code == 200
-        state = await self.state(one)
-        await self.agree(state, two)
-        kept, place = 0, 0
-        while records := await service.store.journal.read(self.journal, place):
-            kept, place = kept + len(records), records[-1][0]
-        assert kept <= 3 + 2
-        async with running(settings, recommender=fake()) as (client, _):
-            assert await self.state(client) == state is not None
