@@ -6,7 +6,6 @@ What SQLite and PostgreSQL do differently is in `sqlite` and `postgres`.
 import json
 import logging
 import secrets
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,17 +15,15 @@ from typing import Any, ClassVar, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from recsys.errors import DataError
 from recsys.serving.stores.records import StoreAwayError, StoreError
 from recsys.serving.stores.schema import EVENTS, METADATA, SCHEMA_VERSION, STATE
 
 logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")
-SCHEMA, STORE_ID, SALTS, SEEDS = "schema", "store_id", "erasure_salts", "seeds"  # keys of STATE
+SCHEMA, SALTS, SEEDS = "schema", "erasure_salts", "seeds"  # keys of STATE
 SEEDING, JOURNALING, ERASING = range(3)  # activities of one process at a time
 FAILURES = (DBAPIError, OSError)
 UNAVAILABLE = (OperationalError, InterfaceError, OSError)
-COPIED = 10_000  # rows that are copied at once
 
 
 class Database(ABC):
@@ -34,7 +31,6 @@ class Database(ABC):
 
     Attributes:
         place: name of the database in messages, without secrets.
-        store_id: random id of its content, the same for every process.
         salt: random bytes of the hashes of users, the same for every process.
         is_closing: whether what can wait is left to the next start.
     """
@@ -70,7 +66,6 @@ class Database(ABC):
         with self.bulk(self.begin) as connection:
             self.lock(connection, SEEDING)
             self._make_or_check(connection)
-            self.store_id: str = self.state(connection, STORE_ID)
             self.salt = bytes.fromhex(self.state(connection, SALTS)[0])
             connection.exec_driver_sql("COMMIT")
 
@@ -173,34 +168,6 @@ class Database(ABC):
                         raise
         raise AssertionError  # pragma: no cover - the loop returns or raises
 
-    def copy_to(self, other: "Database") -> int:
-        """Write all rows to an empty database; returns the number of events.
-
-        Rows get new numbers in the same order, and the copy keeps the id of its own store, so that
-        no cursor and no cached history from before is taken for one of it.
-
-        Raises:
-            DataError: it has rows.
-        """
-        count = 0
-        with self.bulk(self.begin_snapshot) as source, other.bulk(other.begin) as target:
-            other.lock(target, SEEDING)
-            for table in METADATA.sorted_tables:
-                if table is not STATE and target.execute(sa.select(table).limit(1)).first():
-                    raise DataError(f"{other.place} is not empty; name another place")
-            for table in METADATA.sorted_tables:
-                columns = [column for column in table.columns if column.name != "id"]
-                query = sa.select(*columns).order_by(*table.primary_key)
-                if table is STATE:
-                    target.execute(sa.delete(STATE).where(STATE.c.key != STORE_ID))
-                    query = query.where(STATE.c.key != STORE_ID)
-                rows = source.execution_options(yield_per=COPIED).execute(query).mappings()
-                for part in rows.partitions():
-                    target.execute(sa.insert(table), [dict(row) for row in part])
-                    count += len(part) if table is EVENTS else 0
-            target.exec_driver_sql("COMMIT")
-        return count
-
     # State and schema
 
     def state(self, connection: sa.Connection, key: str) -> Any:
@@ -231,8 +198,6 @@ class Database(ABC):
             self.put_state(connection, SCHEMA, SCHEMA_VERSION)
             self.put_state(connection, SALTS, [secrets.token_hex(32)])
             self.put_state(connection, SEEDS, [])
-        if self.state(connection, STORE_ID) is None:  # new, or a backup
-            self.put_state(connection, STORE_ID, uuid.uuid4().hex)
 
     # Failures
 

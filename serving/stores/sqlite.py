@@ -16,7 +16,7 @@ from sqlalchemy.dialects import sqlite
 from recsys.artifacts import sync_folder
 from recsys.errors import DataError
 from recsys.locks import locked
-from recsys.serving.stores.database import FAILURES, STORE_ID, Database, logger
+from recsys.serving.stores.database import FAILURES, Database, logger
 from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.schema import STATE
 
@@ -95,8 +95,7 @@ class SqliteDatabase(Database):
     def back_up(self, file: Path) -> None:
         """Write a copy of the store to a new file, atomically; other processes may use the store.
 
-        The copy gets an id of its own when it is opened, so that no cursor and no cached history
-        from before is taken for one of it. Its owner alone can read it.
+        Its owner alone can read it.
 
         Raises:
             DataError: there is a file already.
@@ -110,7 +109,7 @@ class SqliteDatabase(Database):
             partial.touch(mode=0o600)
             connection.exec_driver_sql("VACUUM INTO ?", (str(partial),))
             with closing(sqlite3.connect(partial)) as copy, copy:
-                copy.execute("DELETE FROM state WHERE key IN (?, ?)", (STORE_ID, LEFT_BYTES))
+                copy.execute("DELETE FROM state WHERE key = ?", (LEFT_BYTES,))
             with partial.open("rb") as written:
                 os.fsync(written.fileno())
             partial.replace(file)

@@ -5,10 +5,9 @@ import json
 import threading
 
 import pytest
-import sqlalchemy as sa
 from oracles import PATIENCE_S
 
-from recsys.errors import ArtifactError, DataError
+from recsys.errors import ArtifactError
 from recsys.serving.stores import erasures as erasures_module
 from recsys.serving.stores import history as history_module
 from recsys.serving.stores import open_store
@@ -23,7 +22,7 @@ from recsys.serving.stores.records import (
     StoreError,
     now_ms,
 )
-from recsys.serving.stores.schema import METADATA, SCHEMA_VERSION
+from recsys.serving.stores.schema import SCHEMA_VERSION
 
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
 
@@ -550,41 +549,6 @@ class StoreSuite:
             open_store(location)
         set_version(SCHEMA_VERSION)
         assert (await opened(location).history.read("ada", 10)).items == ["x"]
-
-    async def test_a_copy_is_the_same_store_in_another_place(
-        self, location, tmp_path, opened, event, write_dataset
-    ):
-        source = opened(tmp_path / "source.db")
-        source.history.seed(write_dataset([("ada", "x", 30), ("bob", "z", 5)]))
-        source.served.remember(
-            Served("r", "ada", "m@1", ("w",), 1_500_000_000_000, Exposure("e", "a", 1000))
-        )
-        await source.history.append(
-            [event("1", item="é\u2028"), event("2", value=4.5, recommendation_id="r")]
-        )
-        await source.history.append([event("3", user="eve")])
-        await source.history.erase("eve")
-        await source.journal.append("catalogue", [{"op": "remove", "item_id": "i"}])
-        await source.state.put("aliases", {"champion": "a"})
-        copy = opened(location)
-        own = copy.database.store_id
-        assert source.database.copy_to(copy.database) == 4
-        with pytest.raises(DataError, match="is not empty; name another place"):
-            source.database.copy_to(copy.database)
-        copy = opened(location)
-        assert (copy.salt, copy.database.store_id) == (source.salt, own)
-        assert own != source.database.store_id
-        for table in METADATA.sorted_tables:
-            columns = [column for column in table.columns if column.name != "id"]
-            query = sa.select(*columns).order_by(*table.primary_key)
-            found, expected = (
-                [row for row in one.database.read(query) if row[0] != "store_id"]
-                for one in (copy, source)
-            )
-            assert found == expected
-        more = [event("3", user="eve"), event("4", time_ms=99_000)]
-        assert await copy.history.append(more) == Appended(accepted=1, ignored=1)
-        assert (await copy.history.events("ada", 1))[0].event_id == "4"
 
     async def test_the_newest_events_are_found_by_their_places(self, store, event):
         assert await store.history.newest_places(10) == (1, 0, 0)
