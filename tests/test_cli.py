@@ -27,7 +27,7 @@ TREE = {
     "recommend": (),
     "serve": (),
     "keys": ("create", "list", "revoke"),
-    "store": ("copy", "backup"),
+    "store": ("backup",),
     "batch": ("score",),
     "doctor": (),
 }
