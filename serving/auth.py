@@ -11,32 +11,29 @@ not start without keys by itself.
 
 import hashlib
 import hmac
-import json
 import logging
-import os
 import re
 import secrets
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from recsys.artifacts import sync_folder
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
 from recsys.errors import ConfigError
-from recsys.locks import lock_file, locked
+from recsys.locks import locked
+from recsys.serving.whole_files import replaced
 
 PREFIX = "rk_"
-FORMAT_VERSION = 1
+NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 CHECK_INTERVAL_S = 1.0
 LOCK_WAIT_S = 10.0
 WITHOUT_KEYS = "to serve this machine without keys, set serve.keys to null (--set serve.keys=null)"
 _DURATION = re.compile(r"([1-9]\d{0,3})([dh])")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
@@ -72,21 +69,21 @@ def scope_of(endpoint: Callable[..., Any]) -> Scope:
     return getattr(endpoint, "scope", Scope.ADMIN)
 
 
-@dataclass(frozen=True)
-class Key:
-    """A key as the file holds it.
+class Key(BaseModel):
+    """A key as the file holds it. A field that this program does not know may be a limit."""
 
-    Attributes:
-        sha256: hash of the whole key.
-        created: its date in ISO 8601.
-        expires: the date from which it is refused.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    name: str
-    scope: str
-    sha256: str
-    created: str
-    expires: str | None = None
+    name: Annotated[str, Field(pattern=NAME)]
+    """A plain word."""
+    scope: Literal["read", "write", "admin"]
+    """What it allows."""
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """Hash of the whole key."""
+    created: AwareDatetime
+    """When it was made."""
+    expires: AwareDatetime | None = None
+    """From when on it is refused."""
 
     @property
     def may(self) -> Scope:
@@ -96,12 +93,16 @@ class Key:
     @property
     def is_expired(self) -> bool:
         """Whether its time is over."""
-        return self.expires is not None and datetime.now(UTC) >= datetime.fromisoformat(
-            self.expires
-        )
+        return self.expires is not None and datetime.now(UTC) >= self.expires
 
 
-KEY_FIELDS = {field.name for field in fields(Key)}
+class KeyFile(BaseModel):
+    """The content of a file of keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Literal[1]
+    keys: list[Key]
 
 
 def create(file: Path, name: str, scope: str, expires: str | None = None) -> str:
@@ -116,14 +117,15 @@ def create(file: Path, name: str, scope: str, expires: str | None = None) -> str
             is malformed.
         LockedError: another process has been changing the file for `LOCK_WAIT_S` seconds.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"key name {name!r} is not a plain word (letters, digits, '.', '_', '-')")
-    if scope not in [s.word for s in Scope if s is not Scope.PUBLIC]:
-        raise ConfigError(f"scope {scope!r} is not read, write or admin")
     secret = PREFIX + secrets.token_urlsafe(32)
     now = datetime.now(UTC).replace(microsecond=0)
-    until = None if expires is None else (now + _duration(expires)).isoformat()
-    key = Key(name, scope, _digest(secret), now.isoformat(), until)
+    until = None if expires is None else now + _duration(expires)
+    fields = {"name": name, "scope": scope, "sha256": _digest(secret)}
+    try:
+        key = Key.model_validate({**fields, "created": now, "expires": until})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ConfigError(f"{wrong['loc'][0]} {wrong['input']!r}: {wrong['msg']}") from error
     with _changing(file) as path:
         keys = read(path) if path.exists() else []
         if any(key.name == name for key in keys):
@@ -179,22 +181,14 @@ def _read_bytes(file: Path) -> bytes:
 
 def _parse(file: Path, content: bytes) -> list[Key]:
     try:
-        document = json.loads(content)
-        if document["version"] != FORMAT_VERSION:
-            raise ValueError(f"version {document['version']!r} is not {FORMAT_VERSION}")
-        for entry in document["keys"]:
-            # A limit that this program does not know is not dropped: the key would do more.
-            for field in entry.keys() - KEY_FIELDS:
-                raise ValueError(
-                    f"key {entry.get('name')!r} has the field {field!r}, which keys do not have; "
-                    "delete its entry from the file and make another key (`recsys keys create`)"
-                )
-        keys = [Key(**entry) for entry in document["keys"]]
-        for key in keys:
-            _ = key.may, bytes.fromhex(key.sha256), key.is_expired
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"keys {file}: not a file of `recsys keys`: {error}") from error
-    return keys
+        return KeyFile.model_validate_json(content).keys
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise ConfigError(
+            f"keys {file}: not a file of `recsys keys`: {where}: {wrong['msg']}; mend "
+            "it, or delete that key from it and make another one (`recsys keys create`)"
+        ) from error
 
 
 @contextmanager
@@ -202,55 +196,18 @@ def _changing(file: Path) -> Iterator[Path]:
     """Exclude other changes of the file; yields its place, which a link may name."""
     path = file.resolve()
     try:
-        _make_folder(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path, wait_s=LOCK_WAIT_S, way_out="try again"):
-            for leftover in path.parent.glob(_temporary(path) + "*"):  # of a killed process
-                if leftover != lock_file(path):
-                    leftover.unlink()
             yield path
     except OSError as error:
         raise ConfigError(f"keys {file}: {error.strerror or error}") from error
 
 
-def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, for the user who owns the nearest one that is there."""
-    if not folder.exists():
-        _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _hand_over(folder, like=folder.parent)
-
-
-def _hand_over(path: Path, like: Path) -> None:
-    """Give a path the owner of another one: root makes keys for a service of another user."""
-    if os.geteuid() == 0:
-        stat = like.stat()
-        os.chown(path, stat.st_uid, stat.st_gid)
-
-
-def _temporary(file: Path) -> str:
-    """How the names of temporary files begin."""
-    return f".{file.name}~"
-
-
-def _write(file: Path, keys: Sequence[Key]) -> None:
-    """Replace the file atomically, so that a reader sees the old one or the new one."""
-    document = {
-        "version": FORMAT_VERSION,
-        "keys": [{n: v for n, v in asdict(key).items() if v is not None} for key in keys],
-    }
-    like = file if file.exists() else file.parent
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=_temporary(file))  # 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            json.dump(document, out, indent=1)
-            out.flush()
-            os.fsync(out.fileno())
-        _hand_over(Path(temporary), like)
-        os.replace(temporary, file)  # noqa: PTH105 - a path of str
-    except BaseException:
-        os.unlink(temporary)  # noqa: PTH108
-        raise
-    sync_folder(file.parent)
+def _write(file: Path, keys: list[Key]) -> None:
+    """Replace the file, so that a reader sees the old one or the new one."""
+    with replaced(file, 0o600) as path:
+        text = KeyFile(version=1, keys=keys).model_dump_json(indent=1, exclude_none=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def mark(file: Path) -> None:
@@ -258,7 +215,6 @@ def mark(file: Path) -> None:
     path = marker(file)
     if not path.exists():
         path.write_text(f"{file.name} was in use; {WITHOUT_KEYS}\n", encoding="utf-8")
-        _hand_over(path, file.parent)
 
 
 def _duration(text: str) -> timedelta:

@@ -114,13 +114,15 @@ def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = 
 
     found = auth.read(_keys_file(file, config))
     if as_json:
-        fields = ("name", "scope", "created", "expires")
-        rows = [{field: getattr(key, field) for field in fields} for key in found]
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps([key.model_dump(mode="json", exclude={"sha256"}) for key in found]))
         return
     for key in found:
-        end = f"\t{'expired' if key.is_expired else 'until'} {key.expires}" if key.expires else ""
-        typer.echo(f"{key.name}\t{key.scope}\t{key.created}{end}")
+        end = (
+            f"\t{'expired' if key.is_expired else 'until'} {key.expires.isoformat()}"
+            if key.expires
+            else ""
+        )
+        typer.echo(f"{key.name}\t{key.scope}\t{key.created.isoformat()}{end}")
 
 
 @keys.command("revoke")

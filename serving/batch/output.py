@@ -6,7 +6,6 @@ written last.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,11 @@ from recsys.artifacts import MANIFEST, Manifest, sha256
 from recsys.errors import ArtifactError
 from recsys.locks import locked
 from recsys.serving.batch.job import Job
+from recsys.serving.whole_files import UNFINISHED, replaced
 
 KIND = "recommendations"
 PLAN = "plan.json"
 PARTS = "part-*.parquet"
-UNFINISHED = ".writing"
 
 
 class Output:
@@ -53,7 +52,7 @@ class Output:
 
     def write(self, part: int, table: pa.Table) -> None:
         """Write a part atomically."""
-        with self._whole(self.path(part)) as path:
+        with replaced(self.path(part)) as path:
             pq.write_table(table, path, compression="zstd")
 
     def finish(self) -> Manifest:
@@ -93,15 +92,6 @@ class Output:
         self._write_json(PLAN, self.job.plan)
 
     def _write_json(self, name: str, values: dict[str, Any]) -> None:
-        with self._whole(self.folder / name) as path:
+        with replaced(self.folder / name) as path:
             text = json.dumps(values, indent=2, sort_keys=True)
             path.write_text(text + "\n", encoding="utf-8")
-
-    @contextmanager
-    def _whole(self, final: Path) -> Iterator[Path]:
-        """A temporary path, which is synced and renamed to `final` after the block."""
-        path = final.with_name(f".{final.name}{UNFINISHED}")
-        yield path
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())
-        path.replace(final)

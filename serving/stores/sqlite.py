@@ -1,7 +1,6 @@
 """SQLite: a store in one file in WAL mode, the embedded default."""
 
 import json
-import os
 import sqlite3
 import time
 import uuid
@@ -13,12 +12,12 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-from recsys.artifacts import sync_folder
 from recsys.errors import DataError
 from recsys.locks import locked
 from recsys.serving.stores.database import FAILURES, Database, logger
 from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.schema import STATE
+from recsys.serving.whole_files import replaced
 
 LEFT_BYTES = "left_bytes"  # key of STATE while bytes of erased users may be on the disk
 # Of a call that a request waits for. The one behind it waits twice that, within every deadline.
@@ -104,16 +103,10 @@ class SqliteDatabase(Database):
         with locked(file), self.bulk() as connection:
             if file.exists():
                 raise DataError(f"{file} is there already; name another file")
-            partial = file.with_name(f".{file.name}.partial")
-            partial.unlink(missing_ok=True)  # of a killed process
-            partial.touch(mode=0o600)
-            connection.exec_driver_sql("VACUUM INTO ?", (str(partial),))
-            with closing(sqlite3.connect(partial)) as copy, copy:
-                copy.execute("DELETE FROM state WHERE key = ?", (LEFT_BYTES,))
-            with partial.open("rb") as written:
-                os.fsync(written.fileno())
-            partial.replace(file)
-            sync_folder(file.parent)
+            with replaced(file, 0o600) as path:
+                connection.exec_driver_sql("VACUUM INTO ?", (str(path),))
+                with closing(sqlite3.connect(path)) as copy, copy:
+                    copy.execute("DELETE FROM state WHERE key = ?", (LEFT_BYTES,))
 
     def leave_bytes(self, connection: sa.Connection) -> None:
         """Record that bytes are left until the file is rewritten."""

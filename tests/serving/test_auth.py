@@ -105,9 +105,7 @@ def test_a_key_with_a_limit_that_is_not_known_is_refused(file):
     document = json.loads(file.read_text())
     document["keys"][0]["tenant"] = "shop1"
     file.write_text(json.dumps(document))
-    with pytest.raises(
-        ConfigError, match=r"'partner' has the field 'tenant'.*`recsys keys create`"
-    ):
+    with pytest.raises(ConfigError, match=r"keys\.0\.tenant: Extra .*`recsys keys create`"):
         Keyring(file)
 
 
@@ -127,7 +125,7 @@ def test_keys_stay_valid_if_their_file_becomes_unreadable(file, caplog):
     [
         ("{", "not a file of"),
         ("[]", "not a file of"),
-        ('{"version": 2, "keys": []}', "version 2 is not 1"),
+        ('{"version": 2, "keys": []}', "version: Input should be 1"),
         ('{"version": 1, "keys": [{"name": "a"}]}', "not a file of"),
         (
             '{"version": 1, "keys": [{"name": "a", "scope": "root", "sha256": "", "created": ""}]}',
@@ -146,9 +144,9 @@ def test_a_file_that_is_not_one_is_refused_at_the_start(file, text, told):
 def test_wrong_names_scopes_and_files_are_reported(file):
     with pytest.raises(ConfigError, match="No such file or directory; make one with `recsys keys"):
         Keyring(file)
-    with pytest.raises(ConfigError, match="scope 'root' is not read, write or admin"):
+    with pytest.raises(ConfigError, match="scope 'root': Input should be 'read', 'write' or 'ad"):
         auth.create(file, "a", "root")
-    with pytest.raises(ConfigError, match="not a plain word"):
+    with pytest.raises(ConfigError, match="name 'a b': String should match"):
         auth.create(file, "a b", "read")
     auth.create(file, "a", "read")
     with pytest.raises(ConfigError, match="there is a key 'a' already"):
@@ -197,7 +195,7 @@ def test_a_revoked_key_stays_revoked_beside_other_changes(file, monkeypatch):
 
 def test_what_a_killed_change_left_is_removed(file):
     auth.create(file, "a", "read")
-    (file.parent / ".keys.json~dead").write_text("{")
+    (file.parent / ".keys.json.writing").write_text("{")
     auth.revoke(file, "a")
     assert {path.name for path in file.parent.iterdir()} == {"keys.json", ".keys.json.in-use"}
 
@@ -209,18 +207,6 @@ def test_a_link_to_the_keys_stays_a_link(file, tmp_path):
     auth.create(link, "b", "read")
     assert link.is_symlink()
     assert [key.name for key in auth.read(file)] == ["a", "b"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for other users")
-def test_root_makes_keys_that_the_service_can_read(file, tmp_path):
-    os.chown(tmp_path, 12345, 12346)
-    auth.create(file, "a", "read")
-    auth.create(file, "b", "read")
-    for path in (file.parent, file, auth.marker(file)):
-        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346)
-    os.chown(file, 23456, 23456)
-    auth.revoke(file, "a")
-    assert file.stat().st_uid == 23456
 
 
 @pytest.mark.parametrize("served", [True, False], ids=["read by a service", "made by the command"])

@@ -71,7 +71,7 @@ async def test_the_documented_query_gives_the_events_that_the_api_took(full, tmp
 async def test_no_file_is_replaced_and_no_rest_is_left(full, tmp_path):
     (tmp_path / "out").mkdir()
     file = tmp_path / "out" / "backup.db"
-    file.with_name(".backup.db.partial").write_text("of a killed process")
+    file.with_name(".backup.db.writing").write_text("of a killed process")
     full.database.back_up(file)
     before = file.read_bytes()
     for place in (file, tmp_path / "shop.db", tmp_path / "out"):
