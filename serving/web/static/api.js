@@ -76,10 +76,6 @@ export function request(include = ["metadata", "explanation", "timing"], of = st
   const body = of.history === null && of.user ? { user: of.user } : { history: of.history ?? [] };
   body.k = of.k;
   if (of.seen) body.exclude_seen = false;
-  if (of.mode !== "auto") body.mode = of.mode;
-  if (of.guarantee !== "beam") body.guarantee = of.guarantee;
-  if (of.seed !== null) body.seed = of.seed;
-  if (of.blend) body.blend = of.blend === "on";
   if (of.model) body.model = of.model;
   if (of.filter) body.filter = of.filter;
   body.include = include;

@@ -19,10 +19,10 @@ export function mountDecode(into) {
   window.addEventListener("resize", () => state.view === "decode" && answer && draw());
 }
 
-/** The request to inspect: the model's exact search alone, without blending or sampling. */
+/** The request to inspect: the model's exact search alone, without blending. */
 const speculative = () => ({
   ...request(["trace", "timing", "metadata"]),
-  mode: "strict", blend: false, seed: undefined,
+  mode: "strict", blend: false,
 });
 
 async function load() {

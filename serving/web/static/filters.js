@@ -1,22 +1,18 @@
-// The filter of the request: conditions that clicks on tags add, and the filter as JSON.
+// The filter of the request: conditions that clicks on tags add, or a link has.
 
-import { h, problemBox, render } from "./dom.js";
+import { h, render } from "./dom.js";
 import { FOR_A_PERSON, state, update, watch } from "./state.js";
 
 const GROUPS = { must: "", should: "or ", must_not: "not " };
-let conditions, clear, json, wrong;
+let conditions, clear;
 
 export function mountFilters(root) {
   conditions = h("div", { class: "tags" });
-  wrong = h("div", { role: "status" });
   clear = h("button", { type: "button", class: "quiet", onclick: () => update({ filter: null }) }, "Clear the filter");
-  json = h("textarea", { id: "filter-json", rows: 8, spellcheck: "false", onchange: takeJson });
   root.append(h("details", { class: "panel", id: "filter-panel", open: matchMedia("(min-width: 960px)").matches },
     h("summary", {}, h("h2", {}, "Filter")),
-    wrong, conditions, clear,
-    h("p", { class: "fine" }, "A click on a tag of an item adds a condition."),
-    h("details", { class: "inner" }, h("summary", {}, "As JSON"),
-      h("label", { class: "fine", for: "filter-json" }, "Groups may be nested."), json)));
+    conditions, clear,
+    h("p", { class: "fine" }, "A click on a tag of an item adds a condition.")));
   watch(["filter"], show);
 }
 
@@ -34,7 +30,6 @@ export function onlyWith(key, value) {
 
 function show() {
   const filter = state.filter ?? {};
-  json.value = state.filter ? JSON.stringify(filter, null, 1) : "";
   clear.hidden = !state.filter;
   render(conditions, Object.entries(GROUPS).flatMap(([group, word]) =>
     (Array.isArray(filter[group]) ? filter[group] : []).map((clause, i) => h("button", {
@@ -57,19 +52,4 @@ function remove(group, place) {
   const filter = { ...state.filter, [group]: left };
   if (!left.length) delete filter[group];
   update({ filter: Object.keys(filter).length ? filter : null });
-}
-
-function takeJson() {
-  let filter;
-  try {
-    filter = json.value.trim() ? JSON.parse(json.value) : null;
-    if (filter !== null && (typeof filter !== "object" || Array.isArray(filter))) throw new Error("A filter is an object.");
-  } catch (error) {
-    json.setAttribute("aria-invalid", "true");
-    render(wrong, problemBox({ title: "This is not JSON", code: "malformed_body", detail: error.message }));
-    return;
-  }
-  json.removeAttribute("aria-invalid");
-  render(wrong);
-  update({ filter });
 }

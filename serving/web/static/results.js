@@ -8,7 +8,7 @@ import { inWords, isShown, openItem, picture, price, values } from "./item.js";
 import { state, update, watch } from "./state.js";
 
 /** Fields of the state that change an answer. */
-export const ASKED = ["user", "history", "k", "mode", "guarantee", "seed", "seen", "blend", "model", "filter"];
+export const ASKED = ["user", "history", "k", "seen", "model", "filter"];
 const SOURCES = {
   model: "found by the model's search",
   retrieval: "proposed by retrieval from the items of the history",
@@ -25,9 +25,8 @@ export function mountResults(root) {
   note = h("div", {});
   list = h("ol", { class: "cards", role: "list" });
   raw = h("pre", { tabindex: 0, "aria-label": "The request as curl" }, h("code", {}));
-  const copy = h("button", { type: "button", id: "copy", onclick: copyCurl }, "Copy as curl");
   root.append(
-    h("div", { class: "list-head" }, h("h2", { id: "list-title", tabindex: -1 }, "Recommended"), head, copy),
+    h("div", { class: "list-head" }, h("h2", { id: "list-title", tabindex: -1 }, "Recommended"), head),
     note, list,
     h("details", { class: "inner request" }, h("summary", {}, "The request"), raw));
   watch(["view", ...ASKED], () => state.view === "recommend" && load());
@@ -152,47 +151,21 @@ function tags(item) {
   }, inWords(key, one))));
 }
 
-async function copyCurl(event) {
-  const button = event.currentTarget;
-  try {
-    await navigator.clipboard.writeText(curl("/v1/recommendations", request()));
-    button.textContent = "Copied";
-    announce("The request is in the clipboard as a curl line.");
-  } catch {
-    const details = raw.closest("details"); // no clipboard: show the command instead
-    details.open = true;
-    getSelection().selectAllChildren(raw);
-    raw.focus();
-  }
-  setTimeout(() => (button.textContent = "Copy as curl"), 1500);
-}
-
 // Options of the request
 
 export function mountOptions(root) {
   const k = h("input", { type: "number", id: "k", min: 1, max: 200, onchange: () => k.reportValidity() && update({ k: Number(k.value) || 10 }) });
-  const mode = choice("mode", "How to search", {
-    auto: "auto", strict: "speculative, exact", relaxed: "speculative, sampled", beam: "plain beam search",
-  }, (mode) => ({ mode, seed: mode === "relaxed" ? (state.seed ?? 1) : state.seed })); // this mode needs a seed
-  const blend = choice("blend", "Blend with retrieval", { "": "as the bundle says", on: "on", off: "off" });
-  const model = choice("model", "Model", { "": "champion" });
-  const seed = h("input", {
-    type: "number", id: "seed", min: 0, step: 1, placeholder: "none",
-    onchange: () => seed.reportValidity() && update({ seed: seed.value === "" ? null : Number(seed.value) }),
-  });
-  const seen = check("seen", "Include seen items", (on) => ({ seen: on }));
-  const global = check("global", "Globally exact (search until it is proven)", (on) => ({ guarantee: on ? "global" : "beam" }));
+  const model = h("select", { id: "model", onchange: () => update({ model: model.value }) }, h("option", { value: "" }, "champion"));
+  const seen = h("input", { type: "checkbox", id: "seen", onchange: () => update({ seen: seen.checked }) });
   root.append(h("details", { class: "panel", open: matchMedia("(min-width: 960px)").matches },
     h("summary", {}, h("h2", {}, "Options")),
-    labelled("Items", k), mode, blend, model, labelled("Sample with seed", seed), seen, global));
-  watch(["k", "mode", "blend", "model", "seed", "seen", "guarantee"], () => {
+    labelled("Items", k), labelled("Model", model), h("p", { class: "option" }, h("label", {}, seen, " Include seen items"))));
+  watch(["k", "model", "seen"], () => {
     k.value = state.k;
-    seed.value = state.seed ?? "";
-    for (const name of ["mode", "blend", "model"]) root.querySelector(`#${name}`).value = state[name];
-    root.querySelector("#seen").checked = state.seen;
-    root.querySelector("#global").checked = state.guarantee === "global";
+    model.value = state.model;
+    seen.checked = state.seen;
   });
-  offerModels(root.querySelector("#model"));
+  offerModels(model);
 }
 
 async function offerModels(field) {
@@ -208,11 +181,3 @@ async function offerModels(field) {
 }
 
 const labelled = (text, field) => h("p", { class: "option" }, h("label", { for: field.id }, text), field);
-
-const choice = (id, text, options, changes = (value) => ({ [id]: value })) =>
-  labelled(text, h("select", { id, onchange: (event) => update(changes(event.target.value)) },
-    Object.entries(options).map(([value, name]) => h("option", { value }, name))));
-
-const check = (id, text, changes) =>
-  h("p", { class: "option" }, h("label", {},
-    h("input", { type: "checkbox", id, onchange: (event) => update(changes(event.target.checked)) }), ` ${text}`));

@@ -6,11 +6,7 @@ const DEFAULTS = {
   user: "",
   history: null, // item ids of a session; null for the stored history of `user`
   k: 10,
-  mode: "auto",
-  guarantee: "beam",
-  seed: null, // samples items instead of searching for the best
   seen: false, // whether seen items may be recommended
-  blend: "", // "" for the bundle's default, "on" or "off"
   model: "",
   filter: null,
   prefix: "",
@@ -21,7 +17,6 @@ const DEFAULTS = {
 export const MOST_HISTORY = 200; // largest number of items of a session; the model uses fewer
 const VIEWS = ["today", "recommend", "compare", "catalog", "experiments", "decode"];
 export const FOR_A_PERSON = ["recommend", "compare", "catalog", "decode"]; // views for a user or session
-const MODES = ["auto", "strict", "relaxed", "beam"];
 
 const watchers = [];
 export let state = parse(location.hash);
@@ -30,18 +25,10 @@ export let state = parse(location.hash);
 export function parse(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const found = { ...DEFAULTS };
-  const among = (name, allowed) => {
-    if (allowed.includes(given.get(name))) found[name] = given.get(name);
-  };
-  among("view", VIEWS);
-  among("mode", MODES);
-  among("guarantee", ["beam", "global"]);
-  among("blend", ["on", "off"]);
+  if (VIEWS.includes(given.get("view"))) found.view = given.get("view");
   for (const name of ["user", "model", "other", "prefix", "q"]) found[name] = given.get(name) ?? "";
   const k = Number(given.get("k"));
   if (Number.isInteger(k) && k >= 1 && k <= 200) found.k = k;
-  const seed = Number(given.get("seed") ?? NaN);
-  if (Number.isSafeInteger(seed) && seed >= 0) found.seed = seed;
   const days = Number(given.get("days"));
   if (Number.isInteger(days) && days >= 1 && days <= 7) found.days = days;
   found.seen = given.get("seen") === "1";
@@ -58,7 +45,7 @@ export function parse(hash) {
 /** Format a state as a fragment, without default values. */
 export function format(of) {
   const said = new URLSearchParams();
-  for (const name of ["view", "user", "k", "mode", "guarantee", "seed", "blend", "model", "other", "prefix", "q", "days"]) {
+  for (const name of ["view", "user", "k", "model", "other", "prefix", "q", "days"]) {
     if (of[name] !== DEFAULTS[name]) said.set(name, of[name]);
   }
   if (of.seen) said.set("seen", "1");
