@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -79,15 +80,20 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
-def strings(name: str, values: Iterable[str]) -> Iterable[str]:
-    """The values; ValueError for a single string, or a member that is none."""
+def strings(name: str, values: Iterable[str]) -> list[str]:
+    """The values, `spelled`; ValueError for a single string, or a member that is none."""
     if isinstance(values, str | bytes):
         raise ValueError(f"{name} must be a list of strings, got {_shown(values)}")
     values = list(values)
     for value in values:
         if not isinstance(value, str):
             raise ValueError(f"{name} must be a list of strings, got one of {_shown(value)}")
-    return values
+    return [*map(spelled, values)]
+
+
+def spelled(text: str) -> str:
+    """The one spelling in Unicode (NFC) that an id has, as in prepared data."""
+    return normalize("NFC", text)
 
 
 def counts(name: str, values: Mapping[str, int]) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from recsys.arguments import spelled
 from recsys.availability import AVAILABLE
 from recsys.catalog import Catalog
 from recsys.constraint.attributes import Attributes, Column
@@ -55,6 +56,11 @@ class NewItem:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     semantic_id: Sequence[int] | None = None
     like: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("item_id", "like"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, spelled(value))
 
 
 class AddedItems:

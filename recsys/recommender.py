@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recsys import arguments
 from recsys.artifacts import Manifest, read_whole
 from recsys.bundle import Bundle
 from recsys.capped import fill_lists
@@ -360,7 +361,7 @@ class Recommender:
             RequestError: no such item, or a bundle without retrieval.
         """
         retrieval, epoch = self._need_retrieval(), self.epoch
-        item = epoch.catalog.find(item_id)
+        item = epoch.catalog.find(arguments.spelled(item_id))
         if item < 0:
             raise RequestError(f"item {item_id!r} is not in the catalog")
         nearest, scores = related_items(retrieval, epoch.catalog.codes, item, k, epoch.alive)
@@ -445,7 +446,7 @@ def _log_probs(
 
 def _numbers(epoch: Epoch, items: Sequence[Sequence[str]]) -> list[NDArray[np.int32]]:
     """Dense numbers of items; RequestError for one that cannot be recommended."""
-    found = [epoch.catalog.index(ids) for ids in items]
+    found = [epoch.catalog.index(arguments.strings("items", ids)) for ids in items]
     for ids, numbers in zip(items, found, strict=True):
         if (numbers < 0).any():
             raise RequestError(f"item {ids[int(numbers.argmin())]!r} is not in the catalog")

@@ -141,22 +141,14 @@ class RecommendRequest(RequestOptions):
         exclude_items: Sequence[str] = (),
         **options: Any,
     ) -> None:
+        ids = {"history": history, "exclude_items": exclude_items, "pin": options.get("pin", ())}
+        options |= {name: arguments.strings(name, values) for name, values in ids.items()}
         try:
-            super().__init__(
-                **options
-                | {
-                    "history": history,
-                    "k": k,
-                    "exclude_seen": exclude_seen,
-                    "exclude_items": exclude_items,
-                }
-            )
+            super().__init__(**options, k=k, exclude_seen=exclude_seen)
         except ValidationError as error:
             raise ValueError(explain(error, RecommendRequest, "request")) from None
         arguments.whole_number("k", k)
         arguments.counts("max_per", self.max_per)
-        for name in ("history", "exclude_items", "pin"):
-            arguments.strings(name, getattr(self, name))
         types = self.history_types
         known = types if isinstance(types, str) else [name for name in types if name is not None]
         arguments.strings("history_types", known)

@@ -48,18 +48,10 @@ class Rule:
         try:
             _ = self.item_filter, self.item_boosts
             arguments.strings("pin", self.pin)
-            if len(self.pin) > arguments.MOST_PINS:
-                raise RuleError(
-                    f"pin: want at most {arguments.MOST_PINS} items, got {len(self.pin)}"
-                )
             arguments.counts("max_per", self.max_per)
-            if len(self.max_per) > arguments.MOST_CAPS:
-                raise RuleError(
-                    f"max_per: want at most {arguments.MOST_CAPS} attributes, "
-                    f"got {len(self.max_per)}"
-                )
-        except RuleError:
-            raise
+            for name, most in (("pin", arguments.MOST_PINS), ("max_per", arguments.MOST_CAPS)):
+                if (count := len(getattr(self, name))) > most:
+                    raise ValueError(f"{name}: want at most {most}, got {count}")
         except ValueError as error:
             raise RuleError(str(error)) from None
 

@@ -1,15 +1,14 @@
 """Today: what was recommended in the last hours, and what came of it, for the people of a shop.
 
 Everything is derived from what the store keeps for other purposes: the last answers (at most
-`SERVED_KEPT`) and the newest events (`DEPTH` of them are looked at). An answer is followed if its
+`SERVED_KEPT`) and the newest events (`EventColumns`). An answer is followed if its
 user sent an event with its `recommendation_id`, as in an experiment. That an answer was given does
 not mean that anybody saw it.
 """
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable
-from itertools import islice
+from array import array
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,141 +16,123 @@ from scipy.special import stdtrit
 
 from recsys.live import Epoch
 from recsys.serving.cached_results import CachedResults
+from recsys.serving.event_columns import EventColumns
 from recsys.serving.models import Models
 from recsys.serving.off_loop import OffLoop
-from recsys.serving.schemas.common import CHAMPION
+from recsys.serving.schemas.common import CHAMPION, as_json
 from recsys.serving.schemas.today import Coverage, ItemFigures, Rate, Today
-from recsys.serving.stores.records import SKEW_MS, Act, Given, Returned, Sign, now_ms
+from recsys.serving.stores.records import SKEW_MS, Given, Sign, now_ms
 from recsys.serving.stores.store import Store
 
 LEVEL = 0.95
 HOUR_MS = 3_600_000
-DEPTH = 200_000  # of the newest events, whatever their times
-PAGE = 2_000  # events that are read and counted at once, in some milliseconds
-ANSWERS = 200  # answers that are, with up to 200 items each
+ANSWERS = 100  # that are read and counted at once, with up to 200 items each
 ALWAYS = ("click", "purchase")  # types of events that are shown even if there are none
 MOST_TYPES, MOST_ITEMS = 8, 20  # of a list
 KEPT_S = 10.0
 
 
 class Tally:
-    """Counts events, then the answers that they refer to, page by page in any order."""
+    """Counts answers, page by page, and the events that refer to them."""
 
-    def __init__(self, since_ms: int, until_ms: int, not_history: Collection[str]) -> None:
-        """Of a period; events of the types `not_history` are no sign of interest in an item.
+    def __init__(self, epoch: Epoch, events: EventColumns, not_history: Collection[str]) -> None:
+        """With all events; those of the types `not_history` are no sign of interest.
 
-        What a user did with an item before returning it does not count.
+        What a user did with an item before returning it does not count. Items of answers and events
+        are those of `epoch`; others have no figures.
         """
-        self._since_ms, self._until_ms = since_ms, until_ms
-        self._not_history, self._returned = frozenset(not_history), Returned(not_history)
-        self.events = 0
-        self._feedback: defaultdict[Hashable, list[Act]] = defaultdict(list)  # by answer
-        self._seen: dict[tuple[Hashable, str], int] = {}  # of a user and an item: the last interest
-        self.answers = 0
-        self._groups: Counter[str] = Counter()  # answers of each user, or of an answer without one
-        self._without_user = 0
-        self._followed: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by type, by group
-        self._shown: Counter[str] = Counter()
-        self._chosen: Counter[str] = Counter()
+        self._epoch, self._events = epoch, events
+        self.answers = self._without_user = 0
+        self._groups = array("q")  # of each answer: its user, or itself if it has none
+        self._followed = array("q")  # numbers of an answer and of a type of its events, in turn
+        self._shown, self._chosen = (np.zeros(len(epoch.catalog), np.int64) for _ in range(2))
+        rows = events.rows
+        first, pair, returned = events.pairs()
+        interests = events.by_type(lambda name: name not in not_history) > 0
+        interest = np.full(len(first), -1, np.int64)
+        np.maximum.at(interest, pair[interests], rows["time_ms"][interests])
+        items = rows["item"][first[interest > returned]]
+        self._people = np.bincount(items[items >= 0], minlength=len(epoch.catalog))
+        kept = ~events.has_sign(Sign.PART) | (rows["time_ms"] > returned[pair])
+        order = np.flatnonzero(kept)[np.argsort(rows["answer"][kept], kind="stable")]
+        self._feedback, self._interests = rows[order], interests[order]  # by answer
 
-    def add_events(self, events: Iterable[Act]) -> None:
-        """Count events."""
-        for event in events:
-            self.events += 1
-            self._returned.add(event)
-            if event.recommendation_id is not None:
-                self._feedback[event.recommendation_id].append(event)
-            if event.type not in self._not_history:
-                pair = event.user, event.item
-                self._seen[pair] = max(event.time_ms, self._seen.get(pair, 0))
-
-    def add_answers(self, answers: Iterable[Given]) -> None:
-        """Count answers, once all events are counted."""
-        for answer in answers:
+    def add_answers(self, answers: Sequence[Given]) -> None:
+        """Count a page of answers."""
+        events = self._feedback
+        names = np.array([hash(answer.recommendation_id) for answer in answers], np.int64)
+        first, last = (np.searchsorted(events["answer"], names, side) for side in ("left", "right"))
+        for answer, start, end in zip(answers, first.tolist(), last.tolist(), strict=True):
+            known = self._epoch.catalog.known(json.loads(answer.items))
+            user, items = answer.user, {*known[known >= 0].tolist()}
+            self._groups.append(hash((answer.recommendation_id,) if user is None else user))
+            self._without_user += user is None
+            self._shown[[*items]] += 1
+            if start < end:
+                on_it = events[start:end]
+                counts = on_it["time_ms"] >= answer.time_ms - SKEW_MS
+                if user is not None:
+                    counts &= on_it["user"] == hash(user)
+                on_it, interests = on_it[counts], self._interests[start:end][counts]
+                for kind in {*on_it["type"].tolist()}:
+                    self._followed.extend((self.answers, kind))
+                liked = {*on_it["item"][interests].tolist()}
+                self._chosen[[*(liked & items)]] += 1
             self.answers += 1
-            self._without_user += answer.user is None
-            group = f"u{answer.user}" if answer.user is not None else f"a{answer.recommendation_id}"
-            self._groups[group] += 1
-            items = set(json.loads(answer.items))
-            self._shown.update(items)
-            answered = [
-                event
-                for event in self._feedback.get(answer.recommendation_id, ())
-                if answer.user in (None, event.user)
-                and event.time_ms >= answer.time_ms - SKEW_MS
-                and not self._gone(event)
-            ]
-            for name in {event.type for event in answered}:
-                self._followed[name][group] += 1
-            liked = {event.item for event in answered if event.type not in self._not_history}
-            self._chosen.update(liked & items)
 
-    def _gone(self, event: Act) -> bool:
-        """Whether it is a part of a history that its user took back."""
-        is_part = self._returned.sign(event.type) is Sign.PART
-        return is_part and self._returned.has(event.user, event.item, event.time_ms)
-
-    def figures(self, epoch: Epoch, *, complete: bool, events_complete: bool) -> Today:
-        """The figures, with the items that `epoch` can recommend as the catalog."""
-        by_type = {name: sum(groups.values()) for name, groups in self._followed.items()}
-        others = sorted(by_type.keys() - set(ALWAYS), key=lambda name: (-by_type[name], name))
-        sizes = np.array(list(self._groups.values()), float)
+    def figures(self, period: tuple[int, int], complete: bool, events_complete: bool) -> Today:
+        """The figures of a period, with the items that can be recommended as the catalog."""
+        users, group, sizes = np.unique(
+            np.array(self._groups, np.int64), return_inverse=True, return_counts=True
+        )
+        answer, kind = np.array(self._followed, np.int64).reshape(-1, 2).T
+        totals = np.bincount(kind, minlength=len(self._events.types)).tolist()
+        by_type = {name: totals[number] for name, number in self._events.types.items()}
+        others = [name for name, total in by_type.items() if total and name not in ALWAYS]
+        others.sort(key=lambda name: (-by_type[name], name))
         rates = []
         for name in [*ALWAYS, *others[:MOST_TYPES]]:
-            followed = np.array([self._followed[name][group] for group in self._groups], float)
-            rate, low, high = interval(followed, sizes)
-            rates.append(
-                Rate(type=name, followed=int(followed.sum()), rate=rate, low=low, high=high)
-            )
-        catalog = epoch.catalog
-        alive = epoch.alive
-        shown = catalog.index(self._shown)
-        shown = shown[shown >= 0]
-        missing = alive.copy()
-        missing[shown] = False
-        interest = Counter(
-            item for (user, item), then in self._seen.items()
-            if catalog.find(item) >= 0 and not self._returned.has(user, item, then)
-        )  # fmt: skip
-        searched = [item for item, _ in interest.most_common() if _at(missing, catalog.find(item))]
-        rest = (catalog.item_id(row) for row in np.flatnonzero(missing).tolist())
-        never_shown = [*dict.fromkeys([*searched[:MOST_ITEMS], *islice(rest, MOST_ITEMS)])]
-        ignored = [item for item, _ in self._shown.most_common() if item not in self._chosen]
-        ignored = [item for item in ignored if _at(alive, catalog.find(item))]
-
-        def listed(items: Iterable[str]) -> list[ItemFigures]:
-            return [
-                ItemFigures(
-                    item_id=item,
-                    title=_title(epoch, item),
-                    shown=self._shown[item],
-                    followed=self._chosen[item],
-                    people=interest[item],
-                )
-                for item in islice(items, MOST_ITEMS)
-            ]
-
+            of_type = group[answer[kind == self._events.types.get(name, -1)]]
+            followed = np.bincount(of_type, minlength=len(users))
+            rate, low, high = interval(followed.astype(float), sizes.astype(float))
+            rates.append(Rate(type=name, followed=len(of_type), rate=rate, low=low, high=high))
+        alive, shown = self._epoch.alive, self._shown > 0
+        missing, ignored = alive & ~shown, alive & shown & (self._chosen == 0)
         return Today(
-            since_ms=self._since_ms,
-            until_ms=self._until_ms,
+            since_ms=period[0],
+            until_ms=period[1],
             answers=self.answers,
             answers_complete=complete,
-            people=len(self._groups) - self._without_user,
+            people=len(users) - self._without_user,
             answers_without_user=self._without_user,
-            events=self.events,
+            events=len(self._events.rows),
             events_complete=events_complete,
             level=LEVEL,
             rates=rates,
             coverage=Coverage(
                 items=int(alive.sum()),
-                shown=int((alive & ~missing).sum()),
+                shown=int((alive & shown).sum()),
                 never_shown=int(missing.sum()),
-                never_followed=len(ignored),
+                never_followed=int(ignored.sum()),
             ),
-            most_shown=listed(item for item, _ in self._shown.most_common(MOST_ITEMS)),
-            never_shown=listed(never_shown),
-            never_followed=listed(ignored),
+            most_shown=self._first(shown, self._shown),
+            never_shown=self._first(missing, self._people),
+            never_followed=self._first(ignored, self._shown),
         )
+
+    def _first(self, among: NDArray[np.bool_], by: NDArray[np.int64]) -> list[ItemFigures]:
+        """Figures of the first items with the largest numbers."""
+        items, catalog = np.flatnonzero(among), self._epoch.catalog
+        return [
+            ItemFigures(
+                item_id=catalog.item_id(item),
+                title=catalog.title(item),
+                shown=int(self._shown[item]),
+                followed=int(self._chosen[item]),
+                people=int(self._people[item]),
+            )
+            for item in items[np.argsort(-by[items], kind="stable")][:MOST_ITEMS].tolist()
+        ]
 
 
 def interval(
@@ -189,15 +170,6 @@ def interval(
     return rate, max(0.0, float(middle - half)), min(1.0, float(middle + half))
 
 
-def _at(mask: NDArray[np.bool_], row: int) -> bool:
-    return row >= 0 and bool(mask[row])
-
-
-def _title(epoch: Epoch, item: str) -> str:
-    row = epoch.catalog.find(item)
-    return "" if row < 0 else epoch.catalog.title(row)
-
-
 class DailyFigures:
     """Makes the figures of today, and keeps them for a while."""
 
@@ -217,28 +189,20 @@ class DailyFigures:
     async def _make(self, store: Store, days: int) -> bytes:
         until_ms = now_ms()
         since_ms = until_ms - days * 24 * HOUR_MS
-        tally = Tally(since_ms, until_ms, self._not_history)
-        first, last, oldest_ms = await store.history.newest_places(DEPTH)
-        for start in range(first, last + 1, PAGE):
-            up_to = min(start + PAGE - 1, last)
-            if events := await store.history.acts(start, up_to, since_ms):
-                short = (event.short(self._models.knows) for event in events)
-                await self._off_loop(tally.add_events, short)
-        page = ANSWERS
-        start, forgotten_ms = await store.served.last()
-        while page == ANSWERS:
-            answers = await store.served.page(start, ANSWERS, since_ms)
-            await self._off_loop(tally.add_answers, (answer.short() for answer in answers))
-            page, start = len(answers), answers[-1].place - 1 if answers else 0
         epoch = self._models.get(CHAMPION).recommender.epoch
-        return await self._off_loop(
-            lambda: (
-                tally.figures(
-                    epoch,
-                    complete=forgotten_ms is None or forgotten_ms < since_ms,
-                    events_complete=oldest_ms < since_ms,
-                )
-                .model_dump_json()
-                .encode()
-            )
+        events, oldest_ms = await EventColumns.newest(
+            store, self._off_loop, epoch.catalog.known, since_ms, self._not_history
         )
+        tally = await self._off_loop(Tally, epoch, events, self._not_history)
+        start, forgotten_ms = await store.served.last()
+        while start:
+            answers = await store.served.page(start, ANSWERS, since_ms)
+            await self._off_loop(tally.add_answers, answers)
+            start = answers[-1].place - 1 if len(answers) == ANSWERS else 0
+        figures = await self._off_loop(
+            tally.figures,
+            (since_ms, until_ms),
+            forgotten_ms is None or forgotten_ms < since_ms,
+            oldest_ms < since_ms,
+        )
+        return as_json(figures)

@@ -1,23 +1,23 @@
 """Trending items: those of the newest events of all users, read from the store now and then.
 
-They are read at most every `KEPT_S` seconds, at most `DEPTH` of them, so the work is bounded
+They are read at most every `KEPT_S` seconds, as `EventColumns`, so the work is bounded
 however many events and requests there are. Nothing is counted incrementally: an event that is
 erased, or that another process has written, is missing or there at the next reading.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from recsys.event_names import WEIGHTS, level
 from recsys.serving.cached_results import CachedResults
+from recsys.serving.event_columns import EventColumns
 from recsys.serving.models import Models
 from recsys.serving.off_loop import OffLoop
-from recsys.serving.stores.records import Act, Returned, now_ms
+from recsys.serving.stores.records import now_ms
 from recsys.serving.stores.store import Store
 
-DEPTH = 200_000  # of the newest events, by arrival
-PAGE = 5_000  # events that are read and counted at once, in some milliseconds
 HALF_LIFE_MS = 86_400_000  # after which an event counts half
 WINDOW_MS = 7 * 86_400_000  # older events do not count
 KEPT_S = 30.0
@@ -39,42 +39,30 @@ class Trends:
     since_ms: int
 
 
-class Tally:
-    """Counts events, page by page.
+def trends_of(
+    events: EventColumns,
+    names: Iterable[str],
+    until_ms: int,
+    since_ms: int,
+    weigh: Callable[[str], float],
+) -> Trends:
+    """The items of events, by their `names` in the order of numbers.
 
-    Of a user's events on an item, the one that counts most does: nobody makes an item popular
-    alone. What was returned does not count.
+    An event counts `weigh(type)`, and half of that after each half-life. Of a user's events on an
+    item, the one that counts most does: nobody makes an item popular alone. What was returned does
+    not count.
     """
-
-    def __init__(
-        self, until_ms: int, weigh: Callable[[str], float], not_history: Collection[str] = ()
-    ) -> None:
-        """An event counts `weigh(type)`, and half of that after each half-life."""
-        self._until_ms, self._weigh = until_ms, weigh
-        self._weights: dict[str, float] = {}
-        self._best: dict[tuple[Hashable, str], tuple[float, int]] = {}  # of a user and an item
-        self._returned = Returned(not_history)
-
-    def add(self, acts: Iterable[Act]) -> None:
-        """Count events."""
-        for act in acts:
-            self._returned.add(act)
-            if act.type not in self._weights:
-                self._weights[act.type] = self._weigh(act.type)
-            age = max(0, self._until_ms - act.time_ms)
-            value = self._weights[act.type] * 2 ** (-age / HALF_LIFE_MS)
-            best, then = self._best.get((act.user, act.item), (0.0, 0))
-            if value > (0.0 if self._returned.has(act.user, act.item, then) else best):
-                self._best[act.user, act.item] = value, act.time_ms
-
-    def trends(self, since_ms: int) -> Trends:
-        """The items of the events that were added."""
-        scores: defaultdict[str, float] = defaultdict(float)
-        for (user, item), (value, then) in self._best.items():
-            if not self._returned.has(user, item, then):
-                scores[item] += value
-        items = sorted(scores, key=lambda item: (-scores[item], item))
-        return Trends(items, [scores[item] for item in items], since_ms)
+    rows = events.rows
+    first, pair, returned = events.pairs()
+    age = np.maximum(0, until_ms - rows["time_ms"])
+    values = events.by_type(weigh) * 2 ** (-age / HALF_LIFE_MS)
+    best = np.zeros(len(first))
+    counts = (rows["time_ms"] > returned[pair]) & (rows["time_ms"] >= since_ms)
+    np.maximum.at(best, pair[counts], values[counts])
+    items = rows["item"][first]
+    sums = np.bincount(items[items >= 0], best[items >= 0]).tolist()
+    ranked = sorted((-score, name) for name, score in zip(names, sums, strict=False) if score > 0)
+    return Trends([name for _, name in ranked], [-score for score, _ in ranked], since_ms)
 
 
 class Trending:
@@ -104,11 +92,15 @@ class Trending:
             return WEIGHTS[VIEW if found is None else found]
 
         until_ms = now_ms()
-        first, last, earliest_ms = await store.history.newest_places(DEPTH)
-        since_ms = max(until_ms - WINDOW_MS, earliest_ms)
-        tally = Tally(until_ms, weigh, self._not_history)
-        for start in range(first, last + 1, PAGE):
-            acts = await store.history.acts(start, min(last, start + PAGE - 1), since_ms)
-            short = (act.short(self._models.knows) for act in acts)
-            await self._off_loop(tally.add, short)
-        return await self._off_loop(tally.trends, since_ms)
+        numbers: dict[str, int] = {}  # of items that a model knows
+
+        def number(names: Iterable[str]) -> list[int]:
+            knows = self._models.knows
+            return [numbers.setdefault(i, len(numbers)) if knows(i) else -1 for i in names]
+
+        since_ms = until_ms - WINDOW_MS
+        events, earliest_ms = await EventColumns.newest(
+            store, self._off_loop, number, since_ms, self._not_history
+        )
+        since_ms = max(since_ms, earliest_ms)
+        return await self._off_loop(trends_of, events, numbers, until_ms, since_ms, weigh)

@@ -8,7 +8,7 @@ An item passes a group if it passes all of `must`, at least one of `should` (if 
 none of `must_not`; groups nest. It passes a clause if the attribute equals `match`, is one of
 `any`, lies within `range` (`gt`, `gte`, `lt`, `lte`), or exists (`exists`). If the attribute is a
 list, one element must pass. An item that lacks the attribute fails every clause except
-`"exists": false`.
+`"exists": false`. Values of `item_id` are ids, of which both spellings in Unicode are one.
 
 Boosts are filters with weights: `{"filter": {...}, "weight": 0.5}`. An item that passes several
 gets the sum of their weights.
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys.arguments import spelled
 from recsys.constraint.attributes import Attributes, Column, Kind, Scalar, Test
 from recsys.errors import FilterError
 
@@ -279,7 +280,10 @@ class _Parser:
         if len(tests) != 1:
             raise FilterError(f"{at}: want exactly one of {_or(_TESTS)}, got {len(tests)}")
         test, at_test = tests[0], f"{at}.{tests[0]}"
-        return _Clause(key, *self._test(test, value[test], at_test), at, test)
+        kind, values = self._test(test, value[test], at_test)
+        if key == "item_id":
+            values = tuple(spelled(v) if isinstance(v, str) else v for v in values)
+        return _Clause(key, kind, values, at, test)
 
     def _test(self, test: str, value: Any, at: str) -> tuple[str, tuple[Any, ...]]:
         if test == "match":

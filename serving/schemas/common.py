@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
-from unicodedata import normalize
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+from recsys.arguments import spelled
 
 if TYPE_CHECKING:
     from recsys.live_catalog import EpochCatalog
@@ -43,7 +43,7 @@ def before(change: Callable[[str], str]) -> BeforeValidator:
 Id = Annotated[
     str,
     StringConstraints(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS),
-    before(partial(normalize, "NFC")),
+    before(spelled),
 ]
 ItemId = Id
 UserId = Id

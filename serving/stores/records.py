@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import zip_longest
@@ -22,7 +22,6 @@ NOT_HISTORY = (
     "impression", "dismiss", "dislike", "skip", "feedback", "return", "refund", "remove_from_cart"
 )  # fmt: skip
 SKEW_MS = 3_600_000  # by which the clock of whoever reports feedback may be behind
-LONG = 40  # characters of an id that is not kept as it is where many are counted
 DISLIKES = ("dislike", "dismiss")  # of `NOT_HISTORY`: the user does not want to see the item
 
 
@@ -180,47 +179,11 @@ class StoredEvent(Event):
 class Act(NamedTuple):
     """What an event of a store says about the interest in an item, and in an answer."""
 
-    user: Hashable
+    user: str
     item: str
     type: str
     time_ms: int
-    recommendation_id: Hashable = None
-
-    def short(self, knows: Callable[[str], bool]) -> "Act":
-        """The act with hashes for long texts: those of 200,000 events take half a gigabyte.
-
-        An item that a catalog `knows` keeps its id.
-        """
-        is_long = len(self.item) > LONG and not knows(self.item)
-        item = f"{hash(self.item):x}" if is_long else self.item
-        user, answer = hash(self.user), self.recommendation_id
-        return Act(user, item, self.type, self.time_ms, answer and hash(answer))
-
-
-class Returned:
-    """What users returned: their events on these items until then do not count."""
-
-    def __init__(self, not_history: Collection[str]) -> None:
-        """Without returns yet; `not_history` is as in `sign_of`."""
-        self._not_history = not_history
-        self._signs: dict[str, Sign] = {}
-        self._last_ms: dict[tuple[Hashable, str], int] = {}  # of a user and an item
-
-    def sign(self, name: str) -> Sign:
-        """`sign_of` events of a type."""
-        if name not in self._signs:
-            self._signs[name] = sign_of(name, self._not_history)
-        return self._signs[name]
-
-    def add(self, act: Act) -> None:
-        """Note an event, if it is a return."""
-        if self.sign(act.type) is Sign.RETURN:
-            before = self._last_ms.get((act.user, act.item), 0)
-            self._last_ms[act.user, act.item] = max(before, act.time_ms)
-
-    def has(self, user: Hashable, item: str, time_ms: int) -> bool:
-        """Whether the user returned the item then or later."""
-        return time_ms <= self._last_ms.get((user, item), -1)
+    recommendation_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,15 +251,10 @@ class Given(NamedTuple):
     """A remembered answer as it is stored: `items` is a JSON list of ids, `place` its number."""
 
     place: int
-    recommendation_id: Hashable
-    user: Hashable
+    recommendation_id: str
+    user: str | None
     items: str
     time_ms: int
-
-    def short(self) -> "Given":
-        """The answer with hashes, as `Act.short`."""
-        user = None if self.user is None else hash(self.user)
-        return self._replace(recommendation_id=hash(self.recommendation_id), user=user)
 
 
 Observer = Callable[[str, float], None]  # counts a call of a store and its seconds

@@ -325,11 +325,11 @@ def test_python_takes_rules_for_all_histories(recommender):
         ({"filter": {"musst": []}}, r"filter: unknown key 'musst'; want must, should or must_not"),
         ({"boosts": [{"filter": {}, "weight": 1e9}]}, r"boosts\[0\].weight: want -1000 .. 1000"),
         ({"pin": "i3"}, "pin"),
-        ({"pin": ["i"] * 201}, "pin: want at most 200 items, got 201"),
+        ({"pin": ["i"] * 201}, "pin: want at most 200, got 201"),
         ({"max_per": ["brand"]}, r"max_per: must map names to whole numbers, got \['brand'\]"),
         ({"max_per": {"brand": 0}}, "max_per.brand: must be at least 1, got 0"),
         ({"max_per": {"brand": True}}, "max_per.brand: must be a whole number"),
-        ({"max_per": dict.fromkeys("abcdefghi", 1)}, "max_per: want at most 8 attributes, got 9"),
+        ({"max_per": dict.fromkeys("abcdefghi", 1)}, "max_per: want at most 8, got 9"),
     ],
 )
 def test_a_malformed_rule_is_refused_by_its_field(fields, message):

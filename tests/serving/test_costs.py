@@ -2,19 +2,21 @@
 
 import asyncio
 import threading
+import tracemalloc
 from contextlib import contextmanager
-from unittest.mock import AsyncMock
 
 import pytest
 from oracles import PATIENCE_S
 from starlette.responses import Response
 
-from recsys.serving import daily_figures, middleware, shared_changes, trending
+from recsys.serving import middleware, shared_changes
 from recsys.serving.api import operations
 from recsys.serving.bodies import LARGE
+from recsys.serving.daily_figures import Tally
+from recsys.serving.event_columns import EventColumns
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import PART, Entrance, Guard
-from recsys.serving.stores.records import Act
+from recsys.serving.stores.records import Act, Given
 
 EXPERIMENT = {"arms": [{"alias": "champion", "weight": 1.0}, {"alias": "none", "weight": 1.0}]}
 
@@ -106,24 +108,36 @@ async def test_changes_that_wait_are_bounded(client, service, monkeypatch, until
         assert {answer.status_code for answer in await asyncio.gather(*asked)} <= {200, 404, 422}
 
 
-@pytest.mark.parametrize("made", ["today", "trending"])
-async def test_long_ids_of_events_take_no_memory(service, monkeypatch, made):
-    face, kept = "\U0001f600" * 250, []
+@contextmanager
+def little_memory(most):
+    """What is made within may leave so many bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[0] < most
+    finally:
+        tracemalloc.stop()
 
-    async def acts(*places):
-        return [Act(f"{face}u{n}", f"{face}i{n}", "click", n, f"{face}r{n}") for n in range(2_000)]
 
-    def keep(self, acts):
-        kept.extend(acts)
+async def test_long_ids_of_events_take_no_memory(service):
+    face, pages, size = "\U0001f600" * 250, 10, 500
+    epoch = service.state.models.get().recommender.epoch
 
-    monkeypatch.setattr(service.store.history, "newest_places", AsyncMock(return_value=(1, 1, 0)))
-    monkeypatch.setattr(service.store.history, "acts", acts)
-    monkeypatch.setattr(daily_figures.Tally, "add_events", keep)
-    monkeypatch.setattr(trending.Tally, "add", keep)
-    state, store = service.state, service.store
-    await (state.today(store, 1) if made == "today" else state.lists._trending(store))
-    assert len({act.item for act in kept}) == 2_000
-    assert max(len(str(part)) for act in kept for part in act) < 40
+    def names(page):
+        return [f"{face}{page} {n}" for n in range(size)]
+
+    with little_memory(200 * pages * size):
+        events = EventColumns(pages * size, ())
+        for page in range(pages):
+            acts = [Act(name, name, "click", n, name) for n, name in enumerate(names(page))]
+            events.add(acts, epoch.catalog.known)
+        tally = Tally(epoch, events, ())
+        for page in range(pages):
+            answers = [Given(n, name, name, "[]", n) for n, name in enumerate(names(page))]
+            tally.add_answers(answers)
+        del acts, answers
+    figures = tally.figures((0, 1), True, True)
+    assert (figures.people, figures.rates[0].followed) == (pages * size, pages * size)
 
 
 async def test_batches_leave_room_in_the_queue(settings, recommender, running, until):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from recsys.serving import cached_results, daily_figures
+from recsys.serving import cached_results, daily_figures, event_columns
 from recsys.serving.daily_figures import interval
 from recsys.serving.stores import served as stores
 from recsys.serving.stores.records import Served
@@ -25,7 +25,7 @@ def fresh(monkeypatch):
     """No figures are kept, and pages are small."""
     monkeypatch.setattr(daily_figures, "KEPT_S", 0.0)
     monkeypatch.setattr(cached_results, "REST", 0.0)
-    monkeypatch.setattr(daily_figures, "PAGE", 7)
+    monkeypatch.setattr(event_columns, "PAGE", 7)
 
 
 def world(seed, now, answers=60, events=90):
@@ -144,7 +144,7 @@ async def test_figures_are_those_of_plain_python(client, seed):
 async def test_what_the_store_forgot_is_not_complete(client, monkeypatch):
     now = time.time_ns() // 1_000_000
     monkeypatch.setattr(stores, "SERVED_KEPT", 20)
-    monkeypatch.setattr(daily_figures, "DEPTH", 28)
+    monkeypatch.setattr(event_columns, "DEPTH", 28)
     given, sent = world(0, now)
     recent = [one for one in given if one.time_ms > now - 12 * HOUR_MS][:3]
     fresh = [event | {"timestamp": now / 1000} for event in sent]

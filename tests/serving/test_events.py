@@ -372,6 +372,38 @@ async def test_both_spellings_of_an_id_are_one_in_paths_too(client):
     assert (await client.post("/v1/events", json={"events": [long]})).status_code == 422
 
 
+async def test_both_spellings_of_an_id_are_one_in_requests(client):
+    """In filters, exclusions, pins and given items, sent in the one or the other."""
+    item, new = {"like": "item-1"}, "cafe\u0301-7"
+    added = await client.post("/v1/items", json={"items": [{"item_id": new, **item}]})
+    assert added.status_code == 200
+    name = "caf\u00e9-7"
+
+    async def listed(**more):
+        body = {"history": ["item-2"], "k": 5, **more}
+        answer = await client.post("/v1/recommendations", json=body)
+        assert answer.status_code == 200, answer.text
+        return [item["item_id"] for item in answer.json()["items"]]
+
+    for spelling in (new, name):
+        for test in ({"match": spelling}, {"any": [spelling]}, {"any": [new, spelling, name]}):
+            clause = {"key": "item_id", **test}
+            only = {"must": [clause]}
+            assert await listed(filter=only) == [name]
+            assert await listed(filter=only, exclude_items=[spelling]) == []
+            assert await listed(filter={"must": [clause], "must_not": [clause]}) == []
+            rule = {"filter": only, "pin": [spelling]}  # the pin is in the catalog
+            assert (await client.put("/v1/rules/one", json=rule)).status_code == 200
+            assert await listed(rules=["one"]) == [name]
+            listing = await client.get(
+                "/v1/lists/latest", params={"filter": json.dumps(only), "k": 5}
+            )
+            assert [one["item_id"] for one in listing.json()["items"]] == [name]
+        given = {"history": [spelling], "items": [spelling]}
+        ranked = (await client.post("/v1/rank", json=given)).json()
+        assert (ranked["items"][0]["item_id"], ranked["history_items"]) == (name, 1)
+
+
 async def test_a_stored_type_can_be_sent_again(client):
     """A letter may have more characters in lower case."""
     event = {"user": "ada", "item": "item-1", "type": "\u0130" * 20}

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving import cached_results
+from recsys.serving import cached_results, event_columns
 from recsys.serving import trending as module
+from recsys.serving.event_columns import EventColumns
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import NOT_HISTORY, Act, Event
-from recsys.serving.trending import Tally, Trending
+from recsys.serving.trending import Trending, trends_of
 
 NOW = 10**12
 DAY_MS = 86_400_000
@@ -51,10 +52,10 @@ def by_hand(acts):
 
 @given(pages=st.lists(ACTS, max_size=3))
 def test_scores_are_those_of_counting_by_hand(pages):
-    tally = Tally(NOW, weigh, NOT_HISTORY)
+    columns, names = EventColumns(sum(map(len, pages)), NOT_HISTORY), [*"pqr"]
     for page in pages:
-        tally.add(page)
-    found = tally.trends(0)
+        columns.add(page, lambda items: map(names.index, items))
+    found = trends_of(columns, names, NOW, 0, weigh)
     expected = by_hand([act for page in pages for act in page])
     assert dict(zip(found.items, found.scores, strict=True)) == pytest.approx(expected)
     pairs = [(-score, item) for item, score in zip(found.items, found.scores, strict=True)]
@@ -104,11 +105,11 @@ def events(*times):
 
 @pytest.mark.parametrize("page", [1, 2, 100])
 async def test_the_newest_events_are_read_in_pages(store, at, page):
-    at.setattr(module, "PAGE", page)
+    at.setattr(event_columns, "PAGE", page)
     await store.history.append(events(NOW - 400, NOW - 600, NOW - 300, NOW - 200, NOW - 100))
     found = await trending(directly)(store)
     assert (sorted(found.items), found.since_ms) == (["i0", "i2", "i3", "i4"], NOW - 500)
-    at.setattr(module, "DEPTH", 3)
+    at.setattr(event_columns, "DEPTH", 3)
     found = await trending(directly)(store)
     assert (sorted(found.items), found.since_ms) == (["i2", "i3", "i4"], NOW - 300)
 
@@ -118,7 +119,7 @@ async def test_trends_are_kept_for_a_while_and_read_once(store, at):
 
     async def counted(function, *arguments):
         nonlocal readings
-        readings += function.__name__ == "trends"
+        readings += function.__name__ == "trends_of"
         return function(*arguments)
 
     recent = trending(counted)

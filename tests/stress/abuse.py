@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 python tests/stress/abuse.py --seconds 10 [--proxy]
 
-A server is started on a small random bundle, with a key for the attacker and one for a victim;
-with `--proxy`, deploy/nginx.conf is in front of it. The attacks run one after the other, in a
-process of their own with a lower priority and from another address, as if it were another machine.
+A server is started on a small random bundle and a full store, with a key for the attacker and one
+for a victim; with `--proxy`, deploy/nginx.conf is in front of it. The attacks run one after the
+other, in a process of their own with a lower priority and from another address, as if it were
+another machine.
 Meanwhile four connections of the victim ask for recommendations, and `/health/live` is asked on new
 connections. Between attacks the same is measured in quiet. For each attack, the table has the
 longest answer of `/health/live`, the victim's p99 and its failures, and how much the memory of the
@@ -29,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from attacks import ATTACKS, RECOMMEND, Target, dump, read_answer, run_attacks
-from harness import ITEMS, environment, write_bundle
+from harness import ITEMS, environment, fill_store, write_bundle
 from oracles import byte_level_tokenizer, tiny_model
 from proxy import PROXY, make_certificate, start_proxy
 from servers import Server, start_server
@@ -128,8 +129,14 @@ async def compare(
     """Run the attacks; their figures."""
     bundle, keys = folder / "bundle", folder / "keys.json"
     write_bundle(bundle)
+    fill_store(folder / "histories.db")
     attacker, victim = (auth.create(keys, name, "write") for name in ("attacker", "victim"))
-    settings = [f"keys={keys}", "threads=1", f"forwarded_allow_ips={PROXY}"]
+    settings = [
+        f"keys={keys}",
+        f"store={folder / 'histories.db'}",
+        "threads=1",
+        f"forwarded_allow_ips={PROXY}",
+    ]
     tiny_model("llama-gqa", 352).save_pretrained(folder / "texts")
     byte_level_tokenizer(["Thing no. 1"], 330).save_pretrained(folder / "texts")
     settings.append(f"explainer={folder / 'texts'}")

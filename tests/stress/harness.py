@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,7 +21,10 @@ import torch
 
 from recsys.bundle import EVAL
 from recsys.models.checkpoint import build
-from recsys.serving.stores.records import Event, content_digest
+from recsys.serving.event_columns import DEPTH
+from recsys.serving.stores import open_store
+from recsys.serving.stores.records import Event, Served, content_digest, now_ms
+from recsys.serving.stores.served import SERVED_KEPT
 from recsys.vocabulary import Vocabulary
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -67,6 +71,35 @@ def write_bundle(path: Path, seed: int = 0) -> None:
 def some_item(rng: random.Random) -> str:
     """An item of such a bundle."""
     return f"B{rng.randrange(ITEMS):04d}"
+
+
+def fill_store(path: Path) -> None:
+    """Make a store with as many answers and newest events as figures are made of."""
+    rng, now = random.Random(0), now_ms()
+    store = open_store(path)
+    database, part = store.history._database, 5_000
+    with database.bulk(database.begin) as connection:
+        for first in range(0, SERVED_KEPT, part):
+            answers = [
+                Served(
+                    f"r{n:031}",
+                    f"u{n % 50_000}",
+                    "m",
+                    tuple(some_item(rng) for _ in range(20)),
+                    now,
+                )
+                for n in range(first, first + part)
+            ]
+            store.served.insert(connection, answers)
+        for first in range(0, DEPTH, part):
+            events = [
+                replace(event(f"e{n}", f"u{n // 2 % 50_000}", some_item(rng)), time_ms=now,
+                        recommendation_id=f"r{n // 2:031}")
+                for n in range(first, first + part)
+            ]  # fmt: skip
+            store.history.insert(connection, [events])
+        connection.exec_driver_sql("COMMIT")
+    store.close()
 
 
 def event(event_id: str, user: str, item: str = "item") -> Event:
