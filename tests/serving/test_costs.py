@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from recsys.serving import middleware, shared_changes
 from recsys.serving.api import operations
+from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.bodies import LARGE
 from recsys.serving.daily_figures import Tally
 from recsys.serving.event_columns import EventColumns
@@ -106,6 +107,26 @@ async def test_changes_that_wait_are_bounded(client, service, monkeypatch, until
             answer = await client.request(method, path, json=body)
             assert (answer.status_code, answer.json()["code"]) == (429, "queue_full")
         assert {answer.status_code for answer in await asyncio.gather(*asked)} <= {200, 404, 422}
+
+
+async def test_an_answer_that_is_not_read_by_its_deadline_is_cut_off(settings):
+    async def app(scope, receive, send):
+        await Response(bytes(2 * PART))(scope, receive, send)
+
+    hasty, metrics = settings.model_copy(update={"deadline_ms": 0.0}), Metrics()
+    entrance = Entrance(app, Guard(hasty, metrics), hasty, metrics)
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) > 1:  # the head is on its way, a part is not read
+            await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
+    with pytest.raises(DeadlineExceededError):  # the server then closes the connection
+        await entrance(scope | {"headers": []}, None, send)
+    assert len(sent) == 2
+    assert entrance._answers.taken == 0
 
 
 @contextmanager

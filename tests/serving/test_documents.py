@@ -8,18 +8,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from recsys.constraint.filters import MOST_DEPTH, MOST_PARTS
 from recsys.prompts import MOST_ITEMS
-from recsys.serving import bodies, rules
+from recsys.serving import bodies, middleware, rules, server, service
+from recsys.serving.aliases import MOST_ALIASES
 from recsys.serving.api.routes import ROUTES
 from recsys.serving.auth import Scope, scope_of
+from recsys.serving.batcher import MUCH
 from recsys.serving.catalog_changes import MOST_SHOWN
 from recsys.serving.errors import KINDS
+from recsys.serving.event_columns import DEPTH
+from recsys.serving.experiments import MOST_EXPOSURES
+from recsys.serving.journal_follower import MAX_CHANGES
+from recsys.serving.limits import IN_TORCH
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import BODIES
 from recsys.serving.schemas.common import MAX_ID
-from recsys.serving.schemas.items import MAX_UPSERT
+from recsys.serving.schemas.items import MAX_UPSERT, ItemBody
 from recsys.serving.schemas.recommendations import MAX_BATCH
 from recsys.serving.schemas.texts import MAX_PROMPT, MAX_TOKENS
 from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import postgres, served, sqlite
+from recsys.serving.stores.history import NEWEST
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 SURFACES = (DOCS / "surfaces.md").read_text(encoding="utf-8")
@@ -76,8 +84,36 @@ def test_documented_limits_are_those_of_the_code():
     body = ServingSettings().max_body_bytes
     values = f"{bodies.MAX_VALUES:,} values, {bodies.MAX_NAMES} names in an object"
     characters = rules.MOST_CHARACTERS >> 20
-    text = " ".join((SURFACES + SERVING).split())
+    pages = ("surfaces", "serving", "threat-model", "stores", "today", "runbook")
+    text = " ".join(" ".join((DOCS / f"{name}.md").read_text() for name in pages).split())
+    reads = f"{server.MAX_READ >> 10} KiB of heads and chunks, or {server.LEAST_READ} bytes"
+    sent = f"{middleware.PART >> 10} KiB of each answer may take {middleware.ANSWERS >> 20} MiB"
+    title = ItemBody.model_fields["title"].metadata[0].max_length
     for words in (
+        f"turn of the event loop reads {reads} of each",
+        f"At most {server.MAX_WAITING >> 10} KiB are read behind a request",
+        f"at most {server.MAX_WAITING >> 10} KiB behind it are read",
+        f"those of batches take a {'quarter' * (service.BATCHED == 1 / 4)} of the queue at most",
+        f"get more than {ServingSettings().rate_burst} units, a minute of",
+        f"({ServingSettings().rate_burst} units at once)",
+        f"a user's latest {NEWEST:,} events",
+        f"among the latest {NEWEST:,} events",
+        f"At most {served.EXPOSURES_OF_USER} answers to a user count, and about "
+        f"{MOST_EXPOSURES:,} in an experiment",
+        f"504 follows at most {'half' * (middleware.ANSWER_S == 0.5)} a second later",
+        f"in the batches under way may take {service.MOST_ANSWERS >> 20} MiB together",
+        f"What follows the first {sent}",
+        f"{MAX_CHANGES} changes of items, of rules, of experiments and of aliases each may wait",
+        f"A service has at most {MOST_ALIASES} aliases",
+        f"A title has at most {title:,} characters",
+        f"requests of more than {'four' * (MUCH == 4)} have a queue",
+        f"{'five' * (IN_TORCH == 5)} times with a trace",
+        f"The last {served.SERVED_KEPT:,} answers are stored",
+        f"the last {served.SERVED_KEPT:,} answers (`answers_complete`) and the newest "
+        f"{DEPTH:,} events",
+        f"before the answer if it is at most {sqlite.AT_ONCE_BYTES >> 20} MiB",
+        f"calls fail after {postgres.CALL_S:.0f} s",
+        f"up to `deadline_ms` + {server.GRACE_S} s",
         f"At most {body >> 20} MiB, {values}, {bodies.MAX_DEPTH} levels",
         f"Bodies over {bodies.LARGE >> 10} KiB",
         f"together they may take {BODIES * body >> 20} MiB",

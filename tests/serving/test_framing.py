@@ -158,6 +158,16 @@ def test_a_connection_goes_on_after_an_answer_to_head(settings):
         assert len(asked) == 3
 
 
+def test_a_body_behind_head_or_get_is_no_request(settings):
+    with listening(settings, "ours") as (address, asked):
+        last = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        length = f"\r\nContent-Length: {len(SMUGGLED)}\r\n\r\n".encode()
+        for method in (b"HEAD", b"GET"):
+            first = SMUGGLED.replace(b"GET /smuggled", method + b" /first")
+            talk(address, first.replace(b"\r\n\r\n", length) + SMUGGLED + last)
+        assert asked == ["/first", "/smuggled"] * 2
+
+
 def test_a_turn_of_the_event_loop_reads_little_of_a_body(settings):
     with listening(settings, "ours") as (address, asked):
         head = b"POST /largest HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"

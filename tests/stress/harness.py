@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,7 +20,6 @@ import torch
 
 from recsys.bundle import EVAL
 from recsys.models.checkpoint import build
-from recsys.serving.event_columns import DEPTH
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Event, Served, content_digest, now_ms
 from recsys.serving.stores.served import SERVED_KEPT
@@ -75,28 +73,20 @@ def some_item(rng: random.Random) -> str:
 
 def fill_store(path: Path) -> None:
     """Make a store with as many answers and newest events as figures are made of."""
-    rng, now = random.Random(0), now_ms()
-    store = open_store(path)
-    database, part = store.history._database, 5_000
+    rng, store, now, part = random.Random(0), open_store(path), now_ms(), 5_000
+    database = store.history._database
     with database.bulk(database.begin) as connection:
         for first in range(0, SERVED_KEPT, part):
             answers = [
-                Served(
-                    f"r{n:031}",
-                    f"u{n % 50_000}",
-                    "m",
-                    tuple(some_item(rng) for _ in range(20)),
-                    now,
-                )
+                Served(f"r{n}", f"u{n % 50_000}", "m", tuple(map(some_item, [rng] * 20)), now)
                 for n in range(first, first + part)
             ]
-            store.served.insert(connection, answers)
-        for first in range(0, DEPTH, part):
             events = [
-                replace(event(f"e{n}", f"u{n // 2 % 50_000}", some_item(rng)), time_ms=now,
-                        recommendation_id=f"r{n // 2:031}")
-                for n in range(first, first + part)
-            ]  # fmt: skip
+                Event(f"{kind} {n}", str(one.user), one.items[0], kind, now, None, f"r{n}", "")
+                for n, one in enumerate(answers, first)
+                for kind in ("view", "click")
+            ]
+            store.served.insert(connection, answers)
             store.history.insert(connection, [events])
         connection.exec_driver_sql("COMMIT")
     store.close()
