@@ -17,7 +17,6 @@ from recsys.serving.catalog_changes import MOST_SHOWN
 from recsys.serving.errors import KINDS
 from recsys.serving.event_columns import DEPTH
 from recsys.serving.experiments import MOST_EXPOSURES
-from recsys.serving.journal_follower import MAX_CHANGES
 from recsys.serving.limits import IN_TORCH
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import BODIES
@@ -26,6 +25,7 @@ from recsys.serving.schemas.items import MAX_UPSERT, ItemBody
 from recsys.serving.schemas.recommendations import MAX_BATCH
 from recsys.serving.schemas.texts import MAX_PROMPT, MAX_TOKENS
 from recsys.serving.settings import ServingSettings
+from recsys.serving.shared_changes import MAX_CHANGES
 from recsys.serving.stores import postgres, served, sqlite
 from recsys.serving.stores.history import NEWEST
 
