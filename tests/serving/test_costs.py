@@ -99,6 +99,7 @@ async def test_changes_that_wait_are_bounded(client, service, monkeypatch, until
         (state.rules, "PUT", "/v1/rules/sale", {"pin": ["item-1"]}),
         (state.experiments, "PUT", "/v1/experiments/sale", EXPERIMENT),
         (state.aliases, "POST", "/v1/aliases/sale/rollback", None),
+        (state.catalog_changes, "DELETE", "/v1/items/none", None),
     ):
         async with part._changing:
             requests = [client.request(method, path, json=body) for _ in range(2)]
@@ -124,7 +125,8 @@ async def test_an_answer_that_is_not_read_by_its_deadline_is_cut_off(settings):
 
     scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
     with pytest.raises(DeadlineExceededError):  # the server then closes the connection
-        await entrance(scope | {"headers": []}, None, send)
+        async with asyncio.timeout(PATIENCE_S):
+            await entrance(scope | {"headers": []}, None, send)
     assert len(sent) == 2
     assert entrance._answers.taken == 0
 

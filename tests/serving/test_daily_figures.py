@@ -1,6 +1,5 @@
 """`GET /v1/today`: its figures against plain Python over the same answers and events."""
 
-import asyncio
 import math
 import random
 import time
@@ -175,27 +174,6 @@ async def test_figures_are_kept_for_a_while(client, service):
     await tell(client, [Served("r", "ada", "m", ("item-1",), first["until_ms"])], [])
     assert await ask(client) == first
     assert (await ask(client, days=2))["answers"] == 1
-
-
-async def test_figures_are_made_once_for_all_and_to_the_end(client, service, monkeypatch):
-    service.state.today.cached.kept_s = 1000.0
-    made, going = [], asyncio.Event()
-    answers = service.store.served.last
-
-    async def slow():
-        made.append(1)
-        await going.wait()
-        return await answers()
-
-    monkeypatch.setattr(service.store.served, "last", slow)
-    asked = [asyncio.create_task(ask(client)) for _ in range(3)]
-    while not made:
-        await asyncio.sleep(0)
-    asked[0].cancel()
-    going.set()
-    first, second = await asyncio.gather(*asked[1:])
-    assert first == second == await ask(client)
-    assert len(made) == 1
 
 
 def test_the_interval_is_that_of_the_formula():

@@ -6,7 +6,7 @@ import threading
 import pytest
 from oracles import PATIENCE_S
 
-from recsys.serving import catalog_changes, shared_changes
+from recsys.serving import catalog_changes
 from recsys.serving.api.recommendations import AT_ONCE
 from recsys.serving.api.routes import ROUTES
 from recsys.serving.off_loop import OffLoop
@@ -73,18 +73,6 @@ async def test_a_change_goes_on_after_its_deadline(hurried, recommender, until):
     await until(lambda: not service.state.catalog_changes._changes)
     assert (await client.get("/v1/items/new")).status_code == 200
     assert await service.store.journal.read(catalog_changes.JOURNAL)  # it is durable too
-
-
-async def test_changes_of_the_catalog_are_bounded(hurried, recommender, monkeypatch, until):
-    client, service = hurried
-    monkeypatch.setattr(shared_changes, "MAX_CHANGES", 2)
-    free, upsert = threading.Event(), recommender.upsert
-    recommender.upsert = lambda items: free.wait(PATIENCE_S) and upsert(items)
-    asked = [client.put_item(f"n{i}", {"like": "item-1"}) for i in range(4)]
-    codes = sorted(answer.json()["code"] for answer in await asyncio.gather(*asked))
-    assert codes == ["deadline_exceeded"] * 2 + ["queue_full"] * 2
-    free.set()
-    await until(lambda: not service.state.catalog_changes._changes)
 
 
 async def test_a_batch_enters_the_queue_one_by_one(client, service, recommender, until):
