@@ -34,6 +34,7 @@ LOG_EVERY_STEPS = 50
 BETAS = (0.9, 0.98)  # of AdamW
 CLIP = 1.0  # largest norm of the gradient
 UNTIMED = 0.05  # first part of a time budget, which the schedule does not count
+CHECKPOINTS = 0.05  # of the time, at most; those of a large model are written less often
 
 
 @atexit.register
@@ -153,7 +154,7 @@ class _Run:
         # As many validations as `epochs` passes would have, up to rounding.
         self.evaluate_every = config.evaluate_every * epochs // config.epochs
         self.budget_s = (config.max_minutes or math.inf) * 60
-        self.saved = time.monotonic()
+        self.saved, self.pause = time.monotonic(), 60 * config.checkpoint_minutes
         self.log = _Log(checkpoints.folder, self.progress.log_bytes, self.main)
 
     @property
@@ -200,7 +201,7 @@ class _Run:
             last = now
             if progress.step % LOG_EVERY_STEPS == 0:
                 self._write_loss()
-            if now - self.saved > self.config.checkpoint_minutes * 60:
+            if now - self.saved > self.pause:
                 self._checkpoint()
         progress.epoch, progress.batch = progress.epoch + 1, 0
 
@@ -218,7 +219,7 @@ class _Run:
         accelerator.backward(loss)
         self.loss += loss.detach()
         progress.tokens += batch.size
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
+        clip_gradients(self.module)
         self.optimizer.step()
         self.optimizer.zero_grad()
         progress.step += 1
@@ -282,26 +283,77 @@ class _Run:
         progress.loss_steps = 0
 
     def _checkpoint(self) -> None:
+        begun = time.monotonic()
         self.progress.seconds, self.progress.loss_sum = self.seconds, self.loss.item()
         if self.main:
             self.progress.log_bytes = self.log.size
         self.checkpoints.save(self.module, self.optimizer, self.progress, self.best)
         self.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
+        if self.pause:  # 0 asks for one after each step
+            self.pause = max(self.pause, (self.saved - begun) / CHECKPOINTS)
 
     def _agree(self, value: Any) -> Any:
         """The main process's value, on all processes."""
         return broadcast_object_list([value])[0] if self.world > 1 else value
 
 
+def clip_gradients(module: nn.Module) -> None:
+    """Scale all gradients so that their common norm is at most `CLIP`."""
+    gradients = []
+    for parameter in module.parameters():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+            gradients.append(parameter.grad.values())
+        elif parameter.grad is not None:
+            gradients.append(parameter.grad)
+    scale = CLIP / (torch.nn.utils.get_total_norm(gradients) + 1e-6)
+    torch._foreach_mul_(gradients, scale.clamp(max=1.0))
+
+
 def make_optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only."""
-    trained = [p for p in module.parameters() if p.requires_grad]
+    """AdamW with weight decay on matrices only; of sparse embeddings, the rows with gradients."""
+    tables = {m.weight for m in module.modules() if isinstance(m, nn.Embedding) and m.sparse}
+    trained = [p for p in module.parameters() if p.requires_grad and p not in tables]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
+    if tables:
+        return AdamOfRows(groups, list(tables), config.learning_rate)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
+
+
+class AdamOfRows(torch.optim.AdamW):
+    """AdamW, and for tables with sparse gradients `SparseAdam`, which changes their rows alone.
+
+    A step then takes as long for a table of a million rows as for one of a thousand.
+    """
+
+    def __init__(
+        self, groups: list[dict[str, Any]], tables: list[nn.Parameter], learning_rate: float
+    ) -> None:
+        super().__init__(groups, lr=learning_rate, betas=BETAS, fused=True)
+        self._rows = torch.optim.SparseAdam(tables, lr=learning_rate, betas=BETAS)
+        self._rows.state = self.state  # one for checkpoints, which store tensors
+        for table in tables:
+            self.state[table] = {
+                "step": torch.zeros(()),
+                "exp_avg": torch.zeros_like(table),
+                "exp_avg_sq": torch.zeros_like(table),
+            }
+
+    def step(self, closure: Any = None) -> Any:
+        """Change all parameters with gradients."""
+        result = super().step(closure)
+        self._rows.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+        self._rows.step()
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        super().zero_grad(set_to_none)
+        self._rows.zero_grad(set_to_none)
 
 
 class _Log:

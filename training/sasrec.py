@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
@@ -61,6 +62,7 @@ FEATURES = "item_features.npy"
 SPREAD = 0.02  # standard deviation of initial weights
 LENGTH = 2.0  # initial length of item vectors
 NOTHING = -1e9  # logit of an excluded item
+LARGE = 1 << 15  # items from which a step looks at those of its batch alone
 
 
 def stage(context: Context) -> Path | None:
@@ -256,7 +258,9 @@ class SasRecModel(nn.Module):
         """
         super().__init__()
         self._config = config
-        self.items = nn.Embedding(num_items, config.hidden)
+        # Not every kind of process group can add up sparse gradients.
+        by_rows = num_items >= LARGE and not config.weight_decay and not dist.is_initialized()
+        self.items = nn.Embedding(num_items, config.hidden, sparse=by_rows)
         self.length = nn.Parameter(torch.tensor(LENGTH))
         self.positions = nn.Embedding(config.window.max_items, config.hidden)
         layer = nn.TransformerEncoderLayer(
@@ -344,7 +348,7 @@ class SampledSoftmax(nn.Module):
         shares = torch.ones_like(own, dtype=torch.float32)
         if soft_tokens is not None and soft_shares is not None:
             own, shares = self._with_soft(own, soft_tokens[..., 0], soft_shares)
-        negative = torch.randperm(size, device=tokens.device)[: self._config.negatives]
+        negative = self._sample(size, tokens.device)
         read = tokens[:, :-1]
         everything = torch.cat([read.flatten(), own.flatten(), negative])
         used, position = torch.unique(everything, return_inverse=True)
@@ -372,6 +376,12 @@ class SampledSoftmax(nn.Module):
         return soft_cross_entropy(
             torch.cat([positive, past, others], dim=1), targets, shares.clamp(min=0)
         )
+
+    def _sample(self, size: int, device: torch.device) -> torch.Tensor:
+        """Different negative items, all equally likely; of many items, as many as draws give."""
+        if size < LARGE:
+            return torch.randperm(size, device=device)[: self._config.negatives]
+        return torch.randint(size, (self._config.negatives,), device=device).unique()
 
     def _with_soft(
         self, own: torch.Tensor, soft: torch.Tensor, soft_shares: torch.Tensor

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ from recsys.retrieval import ItemItem, SasRec
 from recsys.retrieval.item_item import DIRECTIONAL, best_of
 
 EVENTS_AT_A_TIME = 2048  # limits memory: each event has a few hundred neighbours
+LARGE = 1 << 15  # items of a catalogue from which SASRec's labels are searched in an inverted file
+PROBED = 16  # of its lists, of which there are four times the root of the items
 LEAST = 1e-6  # smaller evidence is a rounding error of the subtraction
 
 
@@ -67,6 +70,9 @@ class SoftLabels:
     ) -> SoftLabels:
         """Labels by a trained SASRec: its k most probable unseen items.
 
+        In a large catalogue they are approximate: an inverted file finds nearly all of them, in
+        time that grows with the root of the items.
+
         Args:
             model: has learned from the same histories.
             histories: training events only.
@@ -74,16 +80,53 @@ class SoftLabels:
             minutes: time limit; events that it leaves no time for get no label. Which ones those
                 are is random.
         """
+        end = _end(minutes)
+        rank = _indexed(model) if len(model) >= LARGE else partial(model.rank, exclude_seen=True)
         events, k = len(histories.items), min(k, len(model))
         items = np.full((events, k), -1, np.int32)
         shares = np.zeros((events, k), np.float32)
         position = np.arange(events) - histories.offsets[histories.rows]
         order = np.argsort(position, kind="stable")  # equal lengths are computed together
-        for asked in _until(_end(minutes), order[position[order] > 0], "soft labels"):
-            items[asked], scores = model.rank(_before(histories, asked)[0], k, exclude_seen=True)
+        for asked in _until(end, order[position[order] > 0], "soft labels"):
+            items[asked], scores = rank(_before(histories, asked)[0], k)
             likely = np.exp(scores - scores[:, :1])
             shares[asked] = np.where(items[asked] >= 0, likely, 0)
         return cls(items, _normalise(shares))
+
+
+Rank = Callable[[Histories, int], tuple[NDArray[np.int32], NDArray[np.float32]]]
+
+
+def _indexed(model: SasRec) -> Rank:
+    """`model.rank` without seen items, by an inverted file of faiss over the item vectors.
+
+    All vectors have one length, so the largest products are the nearest items.
+    """
+    import faiss
+
+    size, width = model.vectors.shape
+    quantizer = faiss.IndexFlatIP(width)
+    index = faiss.IndexIVFFlat(quantizer, width, int(4 * size**0.5), faiss.METRIC_INNER_PRODUCT)
+    index.cp.niter, index.cp.max_points_per_centroid = 8, 40  # clusters need not be the best ones
+    index.cp.min_points_per_centroid = 1
+    index.nprobe = PROBED
+    index.train(model.vectors)
+    index.add(model.vectors)
+
+    def rank(histories: Histories, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        seen = histories.left_out(exclude_seen=True)
+        most = min(k + int(seen.lengths.max(initial=0)), size)
+        scores, items = index.search(model.states(histories), most)
+        row = np.arange(len(items))[:, None] * size
+        left_out = np.isin(row + items, seen.rows * size + seen.items) | (items < 0)
+        scores[left_out], items[left_out] = -np.inf, -1
+        best = np.argsort(left_out, axis=1, kind="stable")[:, :k]
+        return (
+            np.take_along_axis(items, best, axis=1).astype(np.int32),
+            np.take_along_axis(scores, best, axis=1),
+        )
+
+    return rank
 
 
 def _end(minutes: float | None) -> float:

@@ -10,6 +10,8 @@ from recsys.interactions import Histories
 from recsys.semantic_ids.words import truncated_svd, unit_rows
 
 FOLDS = 5  # of the items, for predictions of their own features
+# Of events within the window: of more events, a narrower window counts, which bounds memory.
+MOST_PAIRS, LEAST_WINDOW = 1 << 25, 5
 
 
 def ppmi_block(
@@ -19,9 +21,11 @@ def ppmi_block(
 
     After Levy and Goldberg, "Neural Word Embedding as Implicit Matrix Factorization" (2014): the
     context of an item are the items at most `window` events away, context counts are smoothed by
-    the power 0.75, and each side gets the square roots of the singular values.
+    the power 0.75, and each side gets the square roots of the singular values. From `MOST_PAIRS`
+    pairs on, the window is narrower, but not below `LEAST_WINDOW`.
     """
-    counts = _cooccurrence(histories, num_items, window)
+    widest = max(LEAST_WINDOW, MOST_PAIRS // max(len(histories.items), 1))
+    counts = _cooccurrence(histories, num_items, min(window, widest))
     if not counts.nnz:
         return np.zeros((num_items, 0), np.float32)
     item_mass = np.asarray(counts.sum(axis=1)).reshape(-1)

@@ -117,14 +117,18 @@ class RQVAE(Quantizer):
 
         Without steps, this is residual k-means of the features' principal components. The seed
         decides weights, batches, k-means and revived codes; torch's global generator is not
-        changed. `seconds` is a time limit, a third of it for k-means.
+        changed. `seconds` is a time limit, a third of it for the first k-means and a sixth for the
+        last one.
 
         Raises:
             ValueError: a size that does not fit the number of items.
         """
         check_sizes(len(features), sizes)
         end = time.monotonic() + (math.inf if seconds is None else seconds)
-        first_seconds = None if seconds is None else seconds / 3
+        first_seconds = last_seconds = None
+        if seconds is not None:
+            first_seconds, last_seconds = seconds / 3, seconds / 6
+            end -= last_seconds
         items = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -137,10 +141,10 @@ class RQVAE(Quantizer):
                 quantizer = _residual_vq(first, latents, config)
                 _train(encoder, decoder, quantizer, items, config, end)
                 # Moving averages lag behind the encoder, and a code may have died: k-means goes on
-                # from them with all items.
+                # from them with all items for which there is time.
                 books = [book.numpy().astype(np.float32) for book in quantizer.codebooks]
                 latents = model.latents(features)
-                last = RQKMeans.fit(latents, sizes, LAST, seed, start=books)
+                last = RQKMeans.fit(latents, sizes, LAST, seed, start=books, seconds=last_seconds)
                 model.centroids = last.centroids
         return model
 

@@ -15,6 +15,7 @@ COMMON = 4096  # terms from which features of items are predicted
 # time, which methods that iterate until they converge do not have.
 POWER_ITERATIONS = 4
 OVERSAMPLING = 32
+MANY = 1 << 22  # entries of a matrix that is decomposed in float32, in half the time and memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +95,7 @@ def truncated_svd(
     """
     from sklearn.utils.extmath import randomized_svd
 
-    matrix = matrix.astype(np.float64)
+    matrix = matrix.astype(np.float32 if matrix.nnz > MANY else np.float64)
     if dim < min(matrix.shape):
         left, values, right = randomized_svd(
             matrix,

@@ -49,6 +49,26 @@ def test_texts_that_share_words_are_near_and_empty_ones_are_zero():
     np.testing.assert_allclose(np.linalg.norm(block[:4], axis=1), 1, atol=1e-5)
 
 
+def test_a_matrix_of_many_entries_is_decomposed_in_float32(monkeypatch):
+    rng = np.random.default_rng(0)
+    dense = rng.normal(size=(60, 4)) @ rng.normal(size=(4, 40)) * 10
+    matrix = sparse.csr_array(dense + rng.normal(size=dense.shape) / 10)
+    exact = truncated_svd(matrix, 4, 0)
+    monkeypatch.setattr("recsys.semantic_ids.words.MANY", 0)
+    for fast, slow in zip(truncated_svd(matrix, 4, 0), exact, strict=True):
+        assert fast.dtype == np.float32
+        np.testing.assert_allclose(fast, slow, rtol=1e-3, atol=1e-4)
+
+
+def test_of_many_events_a_narrower_window_counts(monkeypatch):
+    rng = np.random.default_rng(0)
+    histories = Histories.of([rng.integers(0, 12, 20) for _ in range(10)])
+    narrow = ppmi_block(histories, 12, 5, 4, 0)
+    assert not np.allclose(ppmi_block(histories, 12, 9, 4, 0), narrow)
+    monkeypatch.setattr("recsys.semantic_ids.collaborative.MOST_PAIRS", 0)
+    np.testing.assert_array_equal(ppmi_block(histories, 12, 9, 4, 0), narrow)
+
+
 def test_a_title_that_is_the_id_says_nothing():
     features = build_features(
         items_table(["", "", ""], brand=list("xyz")), NOTHING, FeatureConfig()

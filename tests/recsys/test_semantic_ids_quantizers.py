@@ -168,3 +168,18 @@ def test_a_code_is_dead_by_the_size_of_its_own_level():
         assert layer._codebook.threshold_ema_dead_code == 0.5 * 32 / size
         assert layer._codebook.reset_cluster_size == 0.5 * 32 / size
         assert layer._codebook.decay == 1 - 32 / 200  # the codebooks remember one pass
+
+
+def test_a_time_limit_is_shared_by_training_and_both_k_means(monkeypatch):
+    limits = []
+
+    def fit(*arguments, seconds=None, **options):
+        limits.append(seconds)
+        return RQKMeans.fit_unlimited(*arguments, **options)
+
+    monkeypatch.setattr(RQKMeans, "fit_unlimited", RQKMeans.fit, raising=False)
+    monkeypatch.setattr(RQKMeans, "fit", fit)
+    features = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+    RQVAE.fit(features, [4, 4], TestRQVAE.config, seconds=12.0)
+    RQVAE.fit(features, [4, 4], TestRQVAE.config)
+    assert limits == [4.0, 2.0, None, None]

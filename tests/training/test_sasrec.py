@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
 from recsys.retrieval import Retrieval, SasRec, digest
 from recsys.training import bundle, draft, ids, retrieval, sasrec, target
+from recsys.training.loop import clip_gradients, make_optimizer
 from recsys.training.sasrec import SampledSoftmax, SasRecModel
 from recsys.training.settings import SasRecConfig
 from recsys.training.soft_labels import SoftLabels
@@ -278,3 +280,78 @@ def test_labels_within_a_time_limit_are_those_without_or_none(minutes):
     assert labelled.sum() == (whole.shares.any(axis=1).sum() if minutes else 0)
     np.testing.assert_array_equal(some.items[labelled], whole.items[labelled])
     np.testing.assert_array_equal(some.shares[labelled], whole.shares[labelled])
+
+
+@pytest.fixture
+def clustered():
+    """A model of 2,000 items whose vectors lie around 40 centres, as those of a shop do."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(40, 16))
+    vectors = centres[rng.integers(0, 40, 2000)] + 0.3 * rng.normal(size=(2000, 16))
+    vectors *= 2 / np.linalg.norm(vectors, axis=1, keepdims=True)
+    config = SasRecConfig(epochs=1, hidden=16, window=PromptConfig(5, 2))
+    torch.manual_seed(0)
+    frozen = SasRecModel(2000, config, None).frozen()
+    weights = {**frozen.weights, "items": vectors.astype(np.float32)}
+    return replace(frozen, weights=weights)
+
+
+@pytest.mark.parametrize(("probed", "least"), [(10_000, 1.0), (16, 0.9)])
+def test_labels_from_an_inverted_file_are_nearly_those_of_all_products(
+    clustered, monkeypatch, probed, least
+):
+    rng = np.random.default_rng(1)
+    histories = Histories.of([rng.integers(0, 2000, rng.integers(1, 9)) for _ in range(200)])
+    exact = SoftLabels.of_sasrec(clustered, histories, 8)
+    monkeypatch.setattr("recsys.training.soft_labels.LARGE", 2000)
+    monkeypatch.setattr("recsys.training.soft_labels.PROBED", probed)
+    fast = SoftLabels.of_sasrec(clustered, histories, 8)
+    labelled = exact.shares.any(axis=1)
+    np.testing.assert_array_equal(fast.shares.any(axis=1), labelled)
+    common = [
+        np.isin(a, b).mean()
+        for a, b in zip(fast.items[labelled], exact.items[labelled], strict=True)
+    ]
+    assert np.mean(common) >= least
+    if least == 1:
+        np.testing.assert_allclose(fast.shares, exact.shares, atol=1e-5)
+
+
+def test_steps_on_a_large_catalogue_change_the_rows_of_their_batches_alone(monkeypatch):
+    """They are those of Adam on these rows, written out here; the loss has the same gradient."""
+    monkeypatch.setattr("recsys.training.sasrec.LARGE", ITEMS)
+    monkeypatch.setattr(SampledSoftmax, "_sample", lambda *_: torch.tensor([0, 5]))
+    taught = model()
+    assert taught.items.sparse
+    config = SasRecConfig(epochs=1, negatives=2, learning_rate=0.1, dropout=0.0)
+    module = SampledSoftmax(taught, config, torch.float32)
+    optimizer = make_optimizer(module, config)
+    mean, square = torch.zeros_like(taught.items.weight), torch.zeros_like(taught.items.weight)
+    for step, row in enumerate(([3, 1, 4], [3, 2, 6]), start=1):
+        tokens, asked = torch.tensor([row]), torch.tensor([[False, True, True]])
+        before = taught.items.weight.detach().clone()
+        module(tokens, asked).backward()
+        norm = sum((p.grad.to_dense() ** 2).sum() for p in module.parameters()).sqrt()
+        clip_gradients(module)
+        gradient = taught.items.weight.grad.to_dense()
+        rest = sum((p.grad.to_dense() ** 2).sum() for p in module.parameters()).sqrt()
+        assert rest.item() == pytest.approx(min(norm.item(), 1.0), rel=1e-4)
+        optimizer.step()
+        optimizer.zero_grad()
+        used = sorted({*row, 0, 5})
+        mean[used] = 0.9 * mean[used] + 0.1 * gradient[used]
+        square[used] = 0.98 * square[used] + 0.02 * gradient[used] ** 2
+        rate = 0.1 * (1 - 0.98**step) ** 0.5 / (1 - 0.9**step)
+        expected = before.clone()
+        expected[used] -= rate * mean[used] / (square[used].sqrt() + 1e-8)
+        torch.testing.assert_close(taught.items.weight.detach(), expected)
+
+
+def test_a_large_catalogue_has_different_negatives_all_equally_likely(monkeypatch):
+    monkeypatch.setattr("recsys.training.sasrec.LARGE", ITEMS)
+    module = SampledSoftmax(model(), SasRecConfig(epochs=1, negatives=4), torch.float32)
+    torch.manual_seed(0)
+    draws = [module._sample(ITEMS, torch.device("cpu")) for _ in range(2000)]
+    assert all(len(draw.unique()) == len(draw) for draw in draws)
+    counts = torch.bincount(torch.cat(draws), minlength=ITEMS) / 2000
+    assert (counts.max() - counts.min()) < 0.06

@@ -1,0 +1,200 @@
+"""How the road from events to a service grows with the catalogue.
+
+    OMP_NUM_THREADS=2 python benchmarks/scale.py --items 10000 100000 --home var/scale
+
+Each size is an invented shop: items in groups of about 100, each of which three others of its group
+follow, and customers who like three groups. `recsys run` walks the road, and a service answers one
+client and 32, then takes 1,000 new items. Exponents are slopes on logarithmic scales: 1 is linear.
+Stages that train use their share of the budget; their tokens a second say how the work grows. Sizes
+that were measured in the same folder are not measured again. Needs the `dev` extra.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import serve
+from load_client import OK, Client
+from measuring import Row
+from pyarrow import csv
+from reporting import Report, Table, begin, publish, read_options
+from servers import start_server
+
+from recsys.errors import RecsysError
+
+STAGE = re.compile(r"(\w+) → .*\((\S+) s\)\n")
+WORDS = "oak", "steel", "linen", "red"
+SHOWN = "recall", "ndcg"
+MIB = 2**20
+EVENTS = 12  # of each item, on average
+NEW_ITEMS = 1000
+DAY, FIRST_DAY = 86400, 1_735_689_600  # in seconds
+
+
+@dataclass(frozen=True)
+class Options:
+    """Sizes of the catalogue, the budget of a run, and the duration of a load of the service."""
+
+    items: tuple[int, ...] = (10_000, 100_000)
+    minutes: float = 20.0
+    home: Path = Path("var/scale")
+    seconds: float = 10.0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print tables and one JSON line."""
+    quick = {"items": (300, 600), "minutes": 0.5, "seconds": 0.5}
+    options, run = read_options(Options, __doc__, quick, argv)
+    sizes = [measure(items, options) for items in sorted(options.items)]
+    publish(begin("scale", options, run) | {"sizes": sizes}, report(sizes), run.out)
+
+
+def measure(items: int, options: Options) -> Row:
+    """The figures of one size by name, and `quality`."""
+    home = options.home / str(items)
+    measured = home / "measured.json"
+    if not measured.is_file():
+        row: Row = {"items": items, "events": make_shop(items, home)}
+        row |= walk(home, options.minutes)
+        bundle = home / "bundles" / "shop"
+        row["bundle MiB"] = sum(f.stat().st_size for f in bundle.rglob("*") if f.is_file()) / MIB
+        row |= asyncio.run(load(bundle, options.seconds))
+        measured.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    read: Row = json.loads(measured.read_text(encoding="utf-8"))
+    return read
+
+
+def make_shop(items: int, folder: Path) -> int:
+    """Write `events.csv` and `products.csv` of an invented shop; return the number of events."""
+    rng = np.random.default_rng(0)
+    groups, customers = max(10, items // 100), items * 4 // 5
+    group = np.sort(rng.integers(0, groups, items))
+    first, size = np.searchsorted(group, np.arange(groups)), np.bincount(group, minlength=groups)
+    next_ones = first[group, None] + (rng.random((items, 3)) * size[group, None]).astype(int)
+    weight = 1 / (1 + rng.permutation(items)) ** 0.7
+    lengths = 3 + rng.poisson(EVENTS * items / customers - 3, customers)
+    customer, begins = np.repeat(np.arange(customers), lengths), np.cumsum(lengths) - lengths
+    total, kind = len(customer), rng.random(len(customer))
+    liked = rng.integers(0, groups, (customers, 3))[customer, rng.integers(0, 3, total)]
+    of_liked = first[liked] + (rng.random(total) ** 2 * size[liked]).astype(int)
+    chosen = rng.choice(items, total, p=weight / weight.sum())
+    chosen = np.where((kind < 0.35) & (size[liked] > 0), of_liked, chosen)
+    for position in range(1, int(lengths.max())):
+        at = begins[lengths > position] + position
+        at = at[kind[at] > 0.5]
+        chosen[at] = next_ones[chosen[at - 1], rng.integers(0, 3, len(at))]
+    passed = np.cumsum(rng.exponential(2 * DAY, total))
+    start = FIRST_DAY + rng.integers(0, 300 * DAY, customers) - passed[begins]
+    times = pa.array((start[customer] + passed).astype("datetime64[s]"))
+    name = rng.permutation(items)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"customer": customer, "sku": name[chosen], "time": times})
+    csv.write_csv(table, folder / "events.csv")
+    titles = [f"{WORDS[i % 4]} thing {g}" for i, g in enumerate(group)]
+    products = pa.table({"sku": name, "title": titles, "category": group.astype(str)})
+    csv.write_csv(products, folder / "products.csv")
+    return total
+
+
+def walk(home: Path, minutes: float) -> Row:
+    """Run the road: seconds and peak memory of each stage, and the report's quality."""
+    files = str(home / "events.csv"), "--items", str(home / "products.csv")
+    command = [sys.executable, "-m", "recsys", "run", *files, "--name", "shop"]
+    process = subprocess.Popen(
+        [*command, "--minutes", str(minutes)], env={**os.environ, "RECSYS_HOME": str(home)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    row, begun = Row(), time.monotonic()
+    with process.stdout or sys.stdin as output, (home / "run.log").open("w", 1, "utf-8") as log:
+        for line in output:
+            log.write(f"{time.monotonic() - begun:7.1f} {line}")
+            if stage := STAGE.match(line):
+                row[f"{stage[1]} s"] = float(stage[2])
+                row[f"{stage[1]} peak MiB"] = _peak(process.pid)
+    if process.wait():
+        raise RecsysError(f"the run failed; see {home / 'run.log'}")
+    row["whole road s"] = time.monotonic() - begun
+    row["whole road peak MiB"] = max(row[name] for name in row if name.endswith("MiB"))
+    for name in ("sasrec", "target"):
+        *_, last = (home / "runs" / "shop" / name / "log.jsonl").open(encoding="utf-8")
+        trained = json.loads(last)
+        row[f"{name} tokens/s"] = trained["tokens"] / trained["seconds"]
+    document = json.loads((home / "reports" / "shop" / "report.json").read_text(encoding="utf-8"))
+    row["quality"] = {
+        f"{m['ranker']} {m['metric']}@10": [m["mean"], m["low"], m["high"]]
+        for m in document["metrics"]
+        if (m["k"], m["seen"], m["targets"]) == (10, "masked", "next") and m["metric"] in SHOWN
+    }
+    return row
+
+
+def _peak(pid: int) -> float:
+    """Most memory of a process since the last call, in MiB; Linux begins anew for the "5"."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="utf-8")
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(peak.split()[1]) / 1024
+
+
+async def load(bundle: Path, seconds: float) -> Row:
+    """Start of a service, latency for one and for 32 clients, an upsert, and memory."""
+    begun, row = time.monotonic(), Row()
+    async with start_server(bundle) as server, Client(server, "/v1/items") as client:
+        row["start of the service s"] = time.monotonic() - begun
+        loads = await serve.measure(server, serve.Options(bundle, None, (), (1, 32), seconds))
+        for run in loads["closed"]:
+            for figure in ("p50_ms", "p99_ms", "rate"):
+                row[f"{run['clients']} clients {serve.COLUMNS[figure]}"] = run[figure]
+        row["service MiB"] = float(loads["closed"][-1]["server_mb"])
+        news = [{"item_id": f"new {i}", "title": f"oak thing {i % 90}"} for i in range(NEW_ITEMS)]
+        reply = await client.send(json.dumps({"items": news}).encode())
+        if reply.status not in OK:
+            raise RecsysError(f"the upsert is answered {reply.status}: {reply.body[:300]!r}")
+        row[f"upsert of {NEW_ITEMS:,} items s"] = reply.latency_ms / 1000
+    return row
+
+
+def report(sizes: Sequence[Row]) -> Report:
+    """Figures by size with exponents, and the quality."""
+    pairs = list(pairwise(sizes))
+    names = [
+        name for name in sizes[-1] if all(isinstance(s[name], float) and s[name] for s in sizes)
+    ]
+    rows = [
+        [name, *(f"{size[name]:,.4g}" for size in sizes), *(_slope(name, *p) for p in pairs)]
+        for name in names
+    ]
+    columns = ["", *(f"{size['items']:,} items" for size in sizes)]
+    slopes = [f"exponent to {size['items']:,}" for size in sizes[1:]]
+    quality = [
+        [name, *("{:.4f} ({:.3f}-{:.3f})".format(*size["quality"][name]) for size in sizes)]
+        for name in sizes[-1]["quality"]
+    ]
+    note = "Next event of test users, seen items masked, with 95 % intervals over users."
+    tables = (
+        Table("Road and service", [*columns, *slopes], rows),
+        Table("Quality", columns, quality, note),
+    )
+    return Report(tables)
+
+
+def _slope(name: str, small: Row, large: Row) -> str:
+    growth = [math.log(large[key] / small[key]) for key in (name, "items")]
+    return f"{growth[0] / growth[1]:.2f}"
+
+
+if __name__ == "__main__":
+    main()
