@@ -63,6 +63,7 @@ SPREAD = 0.02  # standard deviation of initial weights
 LENGTH = 2.0  # initial length of item vectors
 NOTHING = -1e9  # logit of an excluded item
 LARGE = 1 << 15  # items from which a step looks at those of its batch alone
+ITEMS_AT_A_TIME = 1 << 16  # bounds memory, as items have a few hundred features
 
 
 def stage(context: Context) -> Path | None:
@@ -304,10 +305,9 @@ class SasRecModel(nn.Module):
     @torch.no_grad()
     def frozen(self) -> SasRec:
         """A copy of the weights, with features added to the item vectors."""
+        everything = torch.arange(len(self.items.weight), device=self.items.weight.device)
         weights = {
-            ITEMS: self.vectors(
-                torch.arange(len(self.items.weight), device=self.items.weight.device)
-            ),
+            ITEMS: torch.cat([self.vectors(some) for some in everything.split(ITEMS_AT_A_TIME)]),
             POSITIONS: self.positions.weight,
         }
         for name, weight in self.encoder.named_parameters():

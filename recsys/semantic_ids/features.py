@@ -156,7 +156,7 @@ def build_features(
 
 
 def _side_by_side(blocks: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-    return np.concatenate(blocks, axis=1).astype(np.float32)
+    return np.concatenate(blocks, axis=1).astype(np.float32, copy=False)
 
 
 def _fit_content(

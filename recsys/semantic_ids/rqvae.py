@@ -41,6 +41,7 @@ WEIGHTS = "rqvae.safetensors"
 CONFIG = "rqvae.json"
 WARMUP = 0.1  # of the steps, in which the learning rate rises
 LEAST_BATCHES = 5  # of a pass, so that few items get enough steps
+ROWS_AT_A_TIME = 1 << 16  # bounds memory, as layers are wider than their inputs
 LAST = RQKMeansConfig(iterations=10, restarts=1)  # k-means steps behind training
 
 
@@ -152,7 +153,8 @@ class RQVAE(Quantizer):
     def latents(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """(n, F) features to (n, D) latents."""
         rows = torch.from_numpy(np.ascontiguousarray(features, np.float32))
-        return np.asarray(self.encoder(rows).numpy())
+        parts = [self.encoder(some) for some in rows.split(ROWS_AT_A_TIME)]
+        return np.asarray(torch.cat(parts).numpy())
 
     @torch.no_grad()
     def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
@@ -280,7 +282,8 @@ def _residual_vq(start: RQKMeans, latents: NDArray[np.float32], config: RQVAECon
 def _coders(items: Tensor, config: RQVAEConfig) -> tuple[Coder, Coder]:
     """Encoder and decoder that begin as the principal axes of (items, F) features."""
     mean, width = items.mean(dim=0), min(config.latent_dim, items.shape[1])
-    covariance = (items - mean).T @ (items - mean)
+    centred = items - mean
+    covariance = centred.T @ centred
     axes = torch.linalg.eigh(covariance)[1][:, -width:].flip(1)  # of the largest values, first
     zero = torch.zeros(width)
     return (

@@ -183,3 +183,11 @@ def test_a_time_limit_is_shared_by_training_and_both_k_means(monkeypatch):
     RQVAE.fit(features, [4, 4], TestRQVAE.config, seconds=12.0)
     RQVAE.fit(features, [4, 4], TestRQVAE.config)
     assert limits == [4.0, 2.0, None, None]
+
+
+def test_latents_of_many_rows_are_computed_a_part_at_a_time(monkeypatch):
+    features = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+    fitted = RQVAE.fit(features, [4, 4], TestRQVAE.config)
+    whole = fitted.latents(features)
+    monkeypatch.setattr("recsys.semantic_ids.rqvae.ROWS_AT_A_TIME", 7)
+    np.testing.assert_allclose(fitted.latents(features), whole, rtol=1e-5, atol=1e-6)

@@ -282,6 +282,12 @@ def test_labels_within_a_time_limit_are_those_without_or_none(minutes):
     np.testing.assert_array_equal(some.shares[labelled], whole.shares[labelled])
 
 
+def test_vectors_of_a_large_catalogue_are_made_a_part_at_a_time(monkeypatch):
+    whole = model().frozen().vectors
+    monkeypatch.setattr("recsys.training.sasrec.ITEMS_AT_A_TIME", 7)
+    np.testing.assert_allclose(model().frozen().vectors, whole, rtol=1e-6)
+
+
 @pytest.fixture
 def clustered():
     """A model of 2,000 items whose vectors lie around 40 centres, as those of a shop do."""
