@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=2 python benchmarks/scale.py --items 10000 100000 --home var/scale
 
 Each size is an invented shop: items in groups of about 100, each of which three others of its group
-follow, and customers who like three groups. `recsys run` walks the road, and a service answers one
-client and 32, then takes 1,000 new items. Exponents are slopes on logarithmic scales: 1 is linear.
-Stages that train use their share of the budget; their tokens a second say how the work grows. Sizes
-that were measured in the same folder are not measured again. Needs the `dev` extra.
+follow, and customers who like three groups. `recsys run` walks the road (`run.log` has its quality)
+and a service answers one client and 32, and takes 1,000 new items. Exponents are slopes on
+logarithmic scales: 1 is linear. Stages that train use their share of the budget; their tokens a
+second say how the work grows. Sizes measured in the same folder are not measured again. Needs the
+`dev` extra.
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ from servers import start_server
 from recsys.errors import RecsysError
 
 STAGE = re.compile(r"(\w+) → .*\((\S+) s\)\n")
-WORDS = "oak", "steel", "linen", "red"
-SHOWN = "recall", "ndcg"
 MIB = 2**20
 EVENTS = 12  # of each item, on average
 NEW_ITEMS = 1000
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(items: int, options: Options) -> Row:
-    """The figures of one size by name, and `quality`."""
+    """The figures of one size by name."""
     home = options.home / str(items)
     measured = home / "measured.json"
     if not measured.is_file():
@@ -103,14 +102,14 @@ def make_shop(items: int, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.table({"customer": customer, "sku": name[chosen], "time": times})
     csv.write_csv(table, folder / "events.csv")
-    titles = [f"{WORDS[i % 4]} thing {g}" for i, g in enumerate(group)]
+    titles = [f"thing {number}" for number in group]
     products = pa.table({"sku": name, "title": titles, "category": group.astype(str)})
     csv.write_csv(products, folder / "products.csv")
     return total
 
 
 def walk(home: Path, minutes: float) -> Row:
-    """Run the road: seconds and peak memory of each stage, and the report's quality."""
+    """Run the road: seconds and peak memory of each stage, and the speed of training."""
     files = str(home / "events.csv"), "--items", str(home / "products.csv")
     command = [sys.executable, "-m", "recsys", "run", *files, "--name", "shop"]
     process = subprocess.Popen(
@@ -132,12 +131,6 @@ def walk(home: Path, minutes: float) -> Row:
         *_, last = (home / "runs" / "shop" / name / "log.jsonl").open(encoding="utf-8")
         trained = json.loads(last)
         row[f"{name} tokens/s"] = trained["tokens"] / trained["seconds"]
-    document = json.loads((home / "reports" / "shop" / "report.json").read_text(encoding="utf-8"))
-    row["quality"] = {
-        f"{m['ranker']} {m['metric']}@10": [m["mean"], m["low"], m["high"]]
-        for m in document["metrics"]
-        if (m["k"], m["seen"], m["targets"]) == (10, "masked", "next") and m["metric"] in SHOWN
-    }
     return row
 
 
@@ -168,27 +161,16 @@ async def load(bundle: Path, seconds: float) -> Row:
 
 
 def report(sizes: Sequence[Row]) -> Report:
-    """Figures by size with exponents, and the quality."""
+    """Figures by size, without those that are 0, and their exponents."""
     pairs = list(pairwise(sizes))
-    names = [
-        name for name in sizes[-1] if all(isinstance(s[name], float) and s[name] for s in sizes)
-    ]
     rows = [
         [name, *(f"{size[name]:,.4g}" for size in sizes), *(_slope(name, *p) for p in pairs)]
-        for name in names
+        for name in sizes[-1]
+        if name != "items" and all(size[name] for size in sizes)
     ]
     columns = ["", *(f"{size['items']:,} items" for size in sizes)]
     slopes = [f"exponent to {size['items']:,}" for size in sizes[1:]]
-    quality = [
-        [name, *("{:.4f} ({:.3f}-{:.3f})".format(*size["quality"][name]) for size in sizes)]
-        for name in sizes[-1]["quality"]
-    ]
-    note = "Next event of test users, seen items masked, with 95 % intervals over users."
-    tables = (
-        Table("Road and service", [*columns, *slopes], rows),
-        Table("Quality", columns, quality, note),
-    )
-    return Report(tables)
+    return Report([Table("The road and the service", [*columns, *slopes], rows)])
 
 
 def _slope(name: str, small: Row, large: Row) -> str:

@@ -28,11 +28,13 @@ def test_customers_follow_an_item_by_one_of_three_of_its_group_half_of_the_time(
 
 
 def test_an_exponent_is_the_slope_between_two_sizes():
-    quality = {"blended ndcg@10": [0.25, 0.2, 0.3]}
     sizes = [
-        {"items": 10, "data s": 2.0, "ids s": 0.0, "p50 ms": 3.0, "quality": quality},
-        {"items": 1000, "data s": 200.0, "ids s": 1.0, "p50 ms": 30.0, "quality": quality},
+        {"items": 10, "events": 120, "data s": 2.0, "ids s": 0.0, "p50 ms": 3.0},
+        {"items": 1000, "events": 12000, "data s": 200.0, "ids s": 1.0, "p50 ms": 30.0},
     ]
-    growth, shown = scale.report(sizes).tables
-    assert growth.rows == [["data s", "2", "200", "1.00"], ["p50 ms", "3", "30", "0.50"]]
-    assert shown.rows == [["blended ndcg@10", *2 * ["0.2500 (0.200-0.300)"]]]
+    (table,) = scale.report(sizes).tables
+    assert table.rows == [
+        ["events", "120", "1.2e+04", "1.00"],
+        ["data s", "2", "200", "1.00"],
+        ["p50 ms", "3", "30", "0.50"],
+    ]
