@@ -10,8 +10,8 @@ from recsys.interactions import Histories
 from recsys.semantic_ids.words import truncated_svd, unit_rows
 
 FOLDS = 5  # of the items, for predictions of their own features
-# Of events within the window: of more events, a narrower window counts, which bounds memory.
-MOST_PAIRS, LEAST_WINDOW = 1 << 25, 5
+# Of events within the window: of more events, a narrower window counts, in less time and memory.
+MOST_PAIRS, LEAST_WINDOW = 1 << 22, 5
 
 
 def ppmi_block(
