@@ -121,7 +121,6 @@ class Recommender:
             self.epoch.trie,
             draft=draft,
             prefix_bytes=prefix_bytes,
-            version=bundle.manifest.digest,
             prompt_slots=self.epoch.encoder.max_tokens,
         )
 

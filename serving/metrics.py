@@ -82,7 +82,6 @@ class Metrics:
         self._items = counter("recommended_items", "Recommended items by source.", "source")
         self._passes = histogram("target_passes", "Target passes per answer.", PASSES)
         self._tokens = counter("target_tokens", "Tokens that the target processed.")
-        self._padded = counter("padded_tokens", "Tokens run to fill up a batch or a graph.")
         self._cached = counter("cached_tokens", "Prompt tokens found in the prefix cache.")
         self._drafted = counter("drafted_levels", "Drafted levels.", "level")
         self._accepted = counter("accepted_levels", "Drafted levels that were accepted.", "level")
@@ -137,7 +136,6 @@ class Metrics:
         passes = stats.get("target_passes", 0)
         self._passes.observe(passes)
         self._tokens.inc(stats.get("target_tokens", 0))
-        self._padded.inc(stats.get("padded_tokens", 0))
         self._cached.inc(stats.get("cached_tokens", 0))
         if stats.get("drafted_nodes", 0) and levels > 1:
             accepted = min(int(stats.get("accepted_levels", 0)), levels - 1)

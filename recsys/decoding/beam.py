@@ -8,7 +8,7 @@ T + K (L - 1) slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,8 +58,7 @@ def beam_search(
         return native_search(search, decoder, widths, num_beams)
     with search.tree(sum(widths[:-1])) as tree:
         frontier, scores = search_tree(search, tree, widths)
-        forced = step.levels - tree.passes
-        stats = [tree.stats(i, forced_levels=forced) for i in range(len(search))]
+        stats = [tree.stats(i) for i in range(len(search))]
         return finish(frontier, step, num_beams, stats, scores, tree=tree)
 
 
@@ -81,38 +80,33 @@ def no_answers(search: Search, num_beams: int) -> Beams:
 
 
 def grow(
-    tree: TokenTree, step: Step, widths: Sequence[int], first: TokenLogits | None = None
+    tree: TokenTree,
+    step: Step,
+    widths: Sequence[int],
+    first: TokenLogits | None = None,
+    prune: Callable[[Frontier], Frontier] | None = None,
 ) -> Iterator[Frontier]:
     """Constrained search level by level; yields the best `widths[d]` prefixes of length d + 1.
 
     The prompts are run first, unless `first` holds their logits already, (B, 1 or more). Each
-    yielded level but the last is then run as nodes of the tree. Where every beam of the batch has
-    a single continuation of log-probability 0 (`Step.forced`), its level needs no pass of its own:
-    it is run together with the next level that does, if any. Scores behind it may differ in
-    rounding.
+    yielded level but the last is then run as nodes of the tree, without what `prune` leaves out.
     """
     frontier = Frontier.root(len(tree.lengths), tree.model.score_dtype, tree.lengths.device)
     nodes = None
     for depth, width in enumerate(widths):
         if depth == 0 and first is not None:
             logits = TokenLogits(*(part[:, :1] for part in first))
-        elif depth and _forced(step, frontier, depth):
-            logits = TokenLogits.nothing(frontier.scores, step.trie)
         else:
-            beams = frontier.scores.shape[1]  # those of forced levels come before them
-            logits = TokenLogits.run(tree, step.trie).last(beams)
+            logits = TokenLogits.run(tree, step.trie).last(frontier.scores.shape[1])
         frontier = step.expand(frontier, logits, depth, width)
+        is_last = depth + 1 == len(widths)
+        if prune is not None and not is_last:
+            frontier = prune(frontier)
         yield frontier
-        if depth + 1 < len(widths):
+        if not is_last:
             parents = frontier.parents
             parents = torch.full_like(parents, ROOT) if nodes is None else parents + nodes
             nodes = tree.add(frontier.tokens, parents, depth + 1)
-
-
-def _forced(step: Step, frontier: Frontier, depth: int) -> bool:
-    """Whether no beam of the batch needs a forward pass; synchronises only if that is possible."""
-    forced = step.forced(frontier.states, depth)
-    return forced is not None and bool((forced | (frontier.scores == -torch.inf)).all())
 
 
 def finish(

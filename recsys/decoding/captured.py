@@ -37,35 +37,19 @@ from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
 from recsys.decoding.tree import FixedTree, require_finite
 from recsys.models.cache import Finite, SlotCache, whole_blocks
-from recsys.models.graphs import PassGraphs, Run
+from recsys.models.graphs import GraphStatistics, PassGraphs, Run
 from recsys.models.prefix_store import PrefixStore
 from recsys.transfers import FixedInputs, pack, unpack
 
 
-@dataclass(frozen=True)
-class DecodeGraphStatistics:
-    """Sizes of a `DecodeGraphs` now, and counts since it was made.
-
-    Attributes:
-        graphs: captured shapes.
-        replays: decodes that ran as one graph.
-        patched: those of them that patch passes followed, because a draft was not accepted.
-        fallbacks: decodes that did not, by reason: `catalog`, the present one has no room in the
-            captured tensors (`FixedTrie`); `beams`, another
-            K; `kind`, samples, boosts, or sums over the allowed tokens; `prompt`, too long;
-            `excluded` and `masks`, too many; `shape`, no captured one fits; `busy`, another
-            decode has the storage or changed the prefix store meanwhile; `replaced`, the model got
-            other ones since the capture.
-    """
-
-    graphs: int
-    replays: int
-    patched: int
-    fallbacks: dict[str, int]
-
-
 class NoGraphError(Exception):
-    """A decode that no graph can run; the text is the reason."""
+    """A decode that no graph can run; the text is the reason.
+
+    `catalog`: the present one has no room in the captured tensors (`FixedTrie`); `beams`: another
+    K; `kind`: samples or boosts; `prompt`: too long; `excluded` and `masks`: too many; `shape`: no
+    captured one fits; `busy`: another decode has the storage or changed the prefix store
+    meanwhile; `replaced`: the model got other ones since the capture.
+    """
 
 
 class Part(NamedTuple):
@@ -186,13 +170,10 @@ class DecodeGraphs:
             self._fallbacks[str(reason)] += 1
             return None
 
-    def statistics(self) -> DecodeGraphStatistics:
-        """Sizes now and counts since this object was made."""
-        return DecodeGraphStatistics(
-            graphs=len(self._graphs),
-            replays=self._replays,
-            patched=self._patched,
-            fallbacks=dict(self._fallbacks),
+    def statistics(self) -> GraphStatistics:
+        """Sizes now and counts since this object was made; reasons are those of `NoGraphError`."""
+        return GraphStatistics(
+            len(self._graphs), self._replays, dict(self._fallbacks), self._patched
         )
 
     @torch.inference_mode()
@@ -210,9 +191,9 @@ class DecodeGraphs:
                 if cache is not passes.pool.pinned:
                     raise NoGraphError("busy")
                 caches.append(cache)
-            for (passes, store), cache in zip(self._parts, caches, strict=True):
+            for (_, store), cache in zip(self._parts, caches, strict=True):
                 if store is not None:
-                    hit = stack.enter_context(store.lookup(passes.model.version, tokens, lengths))
+                    hit = stack.enter_context(store.lookup(tokens, lengths))
                     if (hit.cached < begun).any():  # another thread changed the store
                         raise NoGraphError("busy")
                     prefixes.append(hit.places(cache.slots))
@@ -221,13 +202,10 @@ class DecodeGraphs:
             stored = []
             if prefixes:
                 finite = graph.finite[:batch]
-                for number, ((passes, store), cache) in enumerate(
-                    zip(self._parts, caches, strict=True)
-                ):
+                for number, ((_, store), cache) in enumerate(zip(self._parts, caches, strict=True)):
                     if store is not None:  # while the device computes
                         stored.append((number, Finite(finite[:, number])))
-                        version = passes.model.version
-                        store.insert(version, tokens, lengths, cache.buffer, stored[-1][1])
+                        store.insert(tokens, lengths, cache.buffer, stored[-1][1])
             values_by_name = {name: values[:batch] for name, values in graph.download().items()}
             self._replays += 1
             for number, record in stored:
@@ -247,9 +225,7 @@ class DecodeGraphs:
         reasons = {
             "catalog": step.trie.source is not self._catalog.catalog,
             "beams": num_beams != self._num_beams,
-            "kind": step.noise is not None
-            or step.gains is not None
-            or step.normalize != "vocabulary",
+            "kind": step.noise is not None or step.gains is not None,
             "prompt": max(prompts.host_tokens.shape[1], prompts.slots) > self._inputs.prompt,
             "excluded": excluded is not None
             and max(dead.shape[1] for dead in excluded.dead) > self._inputs.excluded,
@@ -269,10 +245,8 @@ class DecodeGraphs:
         """(B,) tokens of the prompts that the stores of all models have."""
         tokens, lengths = search.prompts.host_tokens, search.prompts.host_lengths
         known = [
-            np.zeros_like(lengths)
-            if store is None
-            else store.known(passes.model.version, tokens, lengths)
-            for passes, store in self._parts
+            np.zeros_like(lengths) if store is None else store.known(tokens, lengths)
+            for _, store in self._parts
         ]
         begun: NDArray[np.int64] = np.min(known, axis=0)
         return begun
@@ -349,30 +323,12 @@ class DecodeGraphs:
     def _beams(self, graph: DecodeGraph, results: dict[str, torch.Tensor], decode: Decode) -> Beams:
         """The answer, from what a replay found; NonFiniteError as `run`."""
         require_finite(results["finite"][:, 0])
-        search, passes = decode.search, len(self._widths)
+        search, lengths = decode.search, decode.search.prompts.host_lengths
         nodes = self._tree_nodes + (0 if search.rows is None else search.rows.width)
-        padded, slot = round(self._padded(decode)), decode.cache.bytes_per_slot
-        lengths = search.prompts.host_lengths.tolist()
-        stats = [
-            DecodeStats(
-                target_passes=passes,
-                target_tokens=length + nodes - cached,
-                kv_slots=length + nodes,
-                kv_bytes=(length + nodes) * slot,
-                cached_tokens=cached,
-                padded_tokens=padded,
-            )
-            for length, cached in zip(lengths, decode.begun.tolist(), strict=True)
-        ]
+        stats = DecodeStats.of_beams(
+            len(self._widths), lengths, decode.begun, [nodes] * len(lengths), decode.cache
+        )
         return beams_of(results, search.step, stats)
-
-    def _padded(self, decode: Decode) -> float:
-        """Tokens of the target per request that only fill up the shape."""
-        shape, search = decode.shape, decode.search
-        nodes = self._tree_nodes + (0 if search.rows is None else search.rows.width)
-        useful = int((search.prompts.host_lengths - decode.begun).sum()) + len(search) * nodes
-        run = shape.batch * (shape.new + self._tree_nodes + shape.nodes)
-        return (run - useful) / len(search)
 
 
 class DecodeGraph:

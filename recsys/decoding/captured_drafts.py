@@ -81,7 +81,7 @@ class DraftGraphs(DecodeGraphs):
     @property
     def _columns(self) -> int:
         """See `DecodeGraphs`: `Verification.found`, and what is finite of both models."""
-        return 6 + 5 * self._width + 1 + 1 + 2
+        return 5 + 5 * self._width + 1 + 1 + 2
 
     @property
     def _tree_nodes(self) -> int:
@@ -113,7 +113,6 @@ class DraftGraphs(DecodeGraphs):
             decode.cache,
             decode.begun,
             unused=decode.shape.nodes - (0 if search.rows is None else search.rows.width),
-            padded=self._padded(decode),
         )
         verifying = left.continued(tree)
         verifying.table.step = replace(verifying.table.step, trie=self._trie)

@@ -39,7 +39,7 @@ class EngineStatistics:
             meanwhile; None where there is no such figure, as on a CPU.
         replays: decodes that ran as one graph.
         patched: those of them that patch passes followed.
-        fallbacks: decodes of captured plans that did not, by reason (`DecodeGraphStatistics`).
+        fallbacks: decodes of captured plans that did not, by reason (`NoGraphError`).
         eager_passes: passes without a graph, by reason (`GraphStatistics`); those of models
             without captured passes are not counted.
     """

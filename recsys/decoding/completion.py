@@ -18,12 +18,11 @@ from numpy.typing import ArrayLike
 from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding.beam import finish
-from recsys.decoding.expand import Frontier, TokenLogits, stable_top
+from recsys.decoding.beam import finish, grow
+from recsys.decoding.expand import Frontier, stable_top
 from recsys.decoding.native import native_decoder, native_search
 from recsys.decoding.output import Beams
 from recsys.decoding.request import Search, SearchRequest
-from recsys.decoding.tree import ROOT
 from recsys.errors import NonFiniteError
 
 _LOGITS = 1 << 26  # values of a pass over several requests
@@ -88,7 +87,7 @@ def complete(
     for start in range(0, len(open_), together):
         group = open_[start : start + together]
         part = search.take(group.to(search.model.device))
-        limits = _limits(part, beams.take(group.tolist()), num_beams)
+        limits = _limits(part, beams.scores[group, :num_beams], beams.rows[group, :num_beams])
         try:
             if decoder is None:
                 more = _bounded(part, widths, width, limits)
@@ -106,36 +105,30 @@ def complete(
     return replace(beams, rows=rows, tokens=tokens, scores=scores, stats=stats, is_global=is_global)
 
 
-def _limits(search: Search, beams: Beams, num_beams: int) -> torch.Tensor:
-    """(B,) what the K-th known answer scores, with its boost; -inf where there are fewer."""
-    scores, step = beams.scores.to(search.model.device), search.step
+def _limits(search: Search, scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """(B,) what the last of (B, K) answers scores, with its boost; -inf where there are fewer."""
+    scores, step = scores.to(search.model.device), search.step
     if step.gains is not None:
-        leaves = beams.rows.to(scores.device) + step.trie.source.depth_start[step.levels]
+        leaves = rows.to(scores.device) + step.trie.source.depth_start[step.levels]
         scores = scores + step.gains.at(leaves.unsqueeze(1)).squeeze(1)
-    return scores[:, :num_beams].amin(1)
+    return scores.amin(1)
 
 
 def _bounded(search: Search, widths: Sequence[int], num_beams: int, limits: torch.Tensor) -> Beams:
     """A plain beam search of at most `widths` beams a level, which score at least (B,) `limits`."""
     step, model = search.step, search.model
     least = limits - _ROUNDING * torch.finfo(model.dtype).eps * limits.abs().clamp(max=1e9)
+
+    def prune(frontier: Frontier) -> Frontier:
+        low = frontier.scores < least[:, None]
+        # What is left out counts as pruned: scores of another pass may differ by more.
+        rest = frontier.scores.masked_fill(~low, -torch.inf).amax(1, keepdim=True)
+        scores = frontier.scores.masked_fill(low, -torch.inf)
+        frontier = frontier._replace(rest=torch.maximum(frontier.rest, rest), scores=scores)
+        most = max(1, int((scores > -torch.inf).sum(1).max()))
+        return frontier.at(stable_top(scores, most)[0])
+
     with search.tree(sum(widths[:-1])) as tree:
-        frontier = Frontier.root(len(search), model.score_dtype, model.device)
-        nodes = None
-        for depth, width in enumerate(widths):
-            logits = TokenLogits.run(tree, step.trie).last(frontier.scores.shape[1])
-            frontier = step.expand(frontier, logits, depth, width)
-            if depth + 1 == len(widths):
-                break
-            low = frontier.scores < least[:, None]
-            # What is left out counts as pruned: scores of another pass may differ by more.
-            rest = frontier.scores.masked_fill(~low, -torch.inf).amax(1, keepdim=True)
-            scores = frontier.scores.masked_fill(low, -torch.inf)
-            frontier = frontier._replace(rest=torch.maximum(frontier.rest, rest))
-            most = max(1, int((scores > -torch.inf).sum(1).max()))
-            frontier = frontier._replace(scores=scores).at(stable_top(scores, most)[0])
-            parents = frontier.parents
-            parents = torch.full_like(parents, ROOT) if nodes is None else parents + nodes
-            nodes = tree.add(frontier.tokens, parents, depth + 1)
+        *_, frontier = grow(tree, step, widths, prune=prune)
         stats = [tree.stats(i) for i in range(len(search))]
         return finish(frontier, step, num_beams, stats, tree=tree)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from recsys.arguments import whole_number
 from recsys.constraint import ItemTrie
@@ -28,7 +27,6 @@ from recsys.decoding.planner import Load, PassTimes, Plan, Planner, list_plans
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.speculative import speculative_beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
-from recsys.errors import NonFiniteError
 from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode, check_mode
@@ -72,7 +70,6 @@ class Engine:
         draft: Any | None = None,
         draft_nodes: int = 256,
         prefix_bytes: int = 0,
-        version: str = "",
         prompt_slots: int = 0,
         graphs: bool | None = None,
     ) -> None:
@@ -85,17 +82,16 @@ class Engine:
             draft_nodes: nodes of a tree in mode `draft`.
             prefix_bytes: memory for keys and values of prompts, for the target and again for the
                 draft; 0 keeps none.
-            version: of the models; prompts that were stored under another version are not used.
             prompt_slots: cache slots to reserve for each prompt, as in `SearchRequest`.
             graphs: capture passes as graphs in `warm_up` (`recsys.models.graphs`); None does so on
                 CUDA alone.
         """
         self.trie = trie
         self.planner: Planner | None = None
-        self.target = _with_prefixes(target, prefix_bytes, version)
+        self.target = _with_prefixes(target, prefix_bytes)
         self.draft: TreeModel | StateDraft | None = draft
         if draft is not None and not isinstance(draft, StateDraft):
-            self.draft = _with_prefixes(draft, prefix_bytes, version)
+            self.draft = _with_prefixes(draft, prefix_bytes)
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
         self.captures = Captures(self.target, self.draft, trie, prompt_slots)
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
@@ -142,32 +138,7 @@ class Engine:
         search = Search.of(request, self.target, self.trie)
         if until_global and search.step.noise is not None:
             raise ValueError("until_global: a sample is drawn from all sequences already")
-        long = self._long_prompts(search.prompts)
-        decode = partial(
-            self._decode, num_beams=num_beams, mode=mode, until_global=until_global, traced=traced
-        )
-        if not long.any():
-            return decode(search)
-        groups, parts, failed = (np.flatnonzero(long), np.flatnonzero(~long)), [], []
-        for group in groups:
-            part = request.take(group.tolist())
-            try:
-                parts.append(decode(Search.of(part, self.target, self.trie)))
-            except NonFiniteError as error:
-                failed += [int(group[i]) for i in error.requests]
-        if failed:
-            raise NonFiniteError(sorted(failed))
-        first, others = parts
-        beams = Beams.joined(first.beams, others.beams)
-        beams = beams.take(np.argsort(np.concatenate(groups)).tolist())
-        return Decoded(beams, others.plan, first.seconds + others.seconds)
-
-    def _decode(
-        self, search: Search, num_beams: int, *, mode: str, until_global: bool, traced: bool
-    ) -> Decoded:
-        """`decode` of requests that are run together."""
-        new = self._new_tokens(search.prompts)
-        load = Load(len(search), int(new.max(initial=0)), num_beams)
+        load = Load(len(search), self._most_new_tokens(search.prompts), num_beams)
         plan = self._plan(mode, load)
         if traced and plan.mode == Mode.BEAM:
             plan = Plan(Mode.EXHAUSTIVE)
@@ -287,35 +258,12 @@ class Engine:
             mode = Mode.EXHAUSTIVE if self.draft is None else Mode.DRAFT
         return Plan(mode, self.draft_nodes if mode is Mode.DRAFT else 0)
 
-    def _new_tokens(self, prompts: PromptBatch) -> NDArray[np.int64]:
-        """(B,) prompt tokens that each request has to run."""
-        store, lengths = self.target.prefixes, prompts.host_lengths
-        if store is None or (self.planner is None and self.target.most_padding is None):
-            return lengths  # nobody uses the exact numbers
-        return lengths - store.known(self.target.version, prompts.host_tokens, lengths)
-
-    def _long_prompts(self, prompts: PromptBatch) -> NDArray[np.bool_]:
-        """(B,) which requests have so many more new tokens that they are decoded apart."""
-        most = self.target.most_padding
-        if most is None or not len(prompts):
-            return np.zeros(len(prompts), np.bool_)
-        return find_long_prompts(self._new_tokens(prompts), most * self.trie.num_levels)
-
-
-def find_long_prompts(new: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
-    """(B,) which requests to run apart, so that most tokens of padding are saved.
-
-    No request if that saves at most `least` tokens. (B,) `new` are prompt tokens to run, B >= 1.
-
-    >>> find_long_prompts(np.array([8, 200, 4, 8]), 512).tolist()  # 3 x 192 tokens less
-    [False, True, False, False]
-    """
-    order = np.argsort(-new, kind="stable")
-    saved = np.arange(len(new), 0, -1) * (new.max() - new[order])
-    apart = np.zeros(len(new), np.bool_)
-    if saved.max() > least:
-        apart[order[: saved.argmax()]] = True
-    return apart
+    def _most_new_tokens(self, prompts: PromptBatch) -> int:
+        """Most prompt tokens that a request has to run."""
+        store, new = self.target.prefixes, prompts.host_lengths
+        if store is not None and self.planner is not None:  # else nobody uses the exact number
+            new = new - store.known(prompts.host_tokens, new)
+        return int(new.max(initial=0))
 
 
 @torch.inference_mode()
@@ -328,11 +276,11 @@ def _measure(model: TreeModel, batches: Sequence[int]) -> PassTimes:
     return PassTimes(points)
 
 
-def _with_prefixes(model: Any, prefix_bytes: int, version: str) -> TreeModel:
+def _with_prefixes(model: Any, prefix_bytes: int) -> TreeModel:
     """`model` as a `TreeModel`, with a prefix store of its own."""
     ready = TreeModel.of(model)
     if prefix_bytes:
-        ready.keep_prefixes(prefix_bytes, version)
+        ready.keep_prefixes(prefix_bytes)
     return ready
 
 

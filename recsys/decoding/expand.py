@@ -170,7 +170,8 @@ class Step:
     Attributes:
         trie: the catalog.
         excluded: states that must not be reached (`Excluded.of`), or None.
-        normalize: log-probabilities over the whole vocabulary, or over the allowed tokens only.
+        normalize: log-probabilities over the whole vocabulary, or over the allowed tokens only, as
+            in relaxed verification.
         noise: makes the search a sample; log-probabilities are then at its temperature, and over
             the allowed tokens.
         allowed: states that may be reached (`Allowed.of`), or None for all.
@@ -197,17 +198,6 @@ class Step:
     def children(self, states: torch.Tensor, depth: int) -> Children:
         """Children of (B, W) states at `depth`."""
         return self.trie.children(states, depth, self.excluded, self.allowed)
-
-    def forced(self, states: torch.Tensor, depth: int) -> torch.Tensor | None:
-        """(B, W) whether a state has one child at most; None if scores need logits anyway.
-
-        Normalised over the allowed tokens, an only child has probability 1 and log-probability 0
-        exactly, whatever the model computes, so no forward pass is needed. Normalised over the
-        whole vocabulary, its probability is less.
-        """
-        if self.normalize == "vocabulary" or self.noise is not None:
-            return None
-        return self.children(states, depth).alive.sum(-1) <= 1
 
     def expand(self, frontier: Frontier, logits: TokenLogits, depth: int, width: int) -> Frontier:
         """The `width` best children of a frontier at `depth`; 0 is the root's.
@@ -285,10 +275,6 @@ class Step:
             # a dead beam has no allowed token: a finite total avoids -inf - -inf = NaN
             total = chosen.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(chosen.dtype).min)
         steps = chosen - total
-        if self.noise is None and self.normalize == "allowed":
-            # an only child has probability 1 whatever the logits are, as in `forced`
-            only = children.alive.sum(-1, keepdim=True) == 1
-            steps = steps.masked_fill(only & children.alive, 0.0)
         log_probs = frontier.log_probs.unsqueeze(-1) + steps
         if self.gains is not None:
             return log_probs + self.gains.at(children.states), log_probs

@@ -1,8 +1,7 @@
 """Beam search as one call of the native library, without a return to Python between passes.
 
 It keeps what it computes of a prompt, counts its work and answers as `recsys.decoding.beam` does,
-whose search is its reference. Samples, sums over the allowed tokens and captured passes are left to
-that search.
+whose search is its reference. Samples and captured passes are left to that search.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from recsys.native.library import address, ffi
 def native_decoder(search: Search) -> NativeDecoder | None:
     """The model's decoder in the library, if `native_search` covers this search."""
     step, model = search.step, search.model
-    covered = step.noise is None and step.normalize == "vocabulary" and model.find_graph is None
+    covered = step.noise is None and model.find_graph is None
     return model.native if covered else None
 
 
@@ -53,33 +52,21 @@ def native_search(
     nodes = sum(widths[:-1]) + (0 if search.rows is None else search.rows.width)
     slots = max(prompts.host_tokens.shape[1], prompts.slots)
     cached = np.zeros(len(search), np.int64)
-    version, tokens, lengths = model.version, prompts.host_tokens, prompts.host_lengths
+    tokens, lengths = prompts.host_tokens, prompts.host_lengths
     with model.pool.lend(len(search), slots, nodes) as cache:
         if store is not None:
-            with store.lookup(version, tokens, lengths) as hit:
+            with store.lookup(tokens, lengths) as hit:
                 store.load(hit, cache.buffer)
                 cached = hit.cached
         call = _Call(search, widths, num_beams, cache, cached, limits)
         call.run(decoder)
         finite = call.finite
         if store is not None:
-            store.insert(version, tokens, lengths, cache.buffer, Finite(torch.tensor(finite)))
+            store.insert(tokens, lengths, cache.buffer, Finite(torch.tensor(finite)))
         if not all(finite):  # the error drops the cache
             raise NonFiniteError([i for i, good in enumerate(finite) if not good])
-        slot = cache.bytes_per_slot
         run = [nodes] * len(search) if limits is None else call.nodes.tolist()
-        stats = [
-            DecodeStats(
-                target_passes=len(widths),
-                target_tokens=length + nodes - cached_tokens,
-                kv_slots=length + nodes,
-                kv_bytes=(length + nodes) * slot,
-                cached_tokens=cached_tokens,
-            )
-            for length, cached_tokens, nodes in zip(
-                lengths.tolist(), cached.tolist(), run, strict=True
-            )
-        ]
+        stats = DecodeStats.of_beams(len(widths), lengths, cached, run, cache)
     return Beams(
         call.sequences,
         call.scores,

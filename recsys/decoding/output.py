@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from recsys.models.cache import SlotCache
 
 Certificate = Literal["global-exact", "beam-exact", "approximate"]
 Fate = Literal["accepted", "rejected", "patched"]
@@ -26,11 +30,6 @@ class DecodeStats:
         drafted_nodes: nodes that were proposed.
         draft_passes: forward passes of the draft model.
         cached_tokens: prompt tokens whose keys and values were kept from an earlier call.
-        forced_levels: levels that needed no forward pass of their own, because only one token was
-            allowed; with log-probabilities over the allowed tokens only. With speculation, 1 where
-            that saved a beam of the last level its forward pass.
-        padded_tokens: tokens that were run only to fill up the batch or a captured shape; this
-            request's share of them. The native search pads nothing.
     """
 
     target_passes: int
@@ -41,8 +40,22 @@ class DecodeStats:
     drafted_nodes: int = 0
     draft_passes: int = 0
     cached_tokens: int = 0
-    forced_levels: int = 0
-    padded_tokens: int = 0
+
+    @classmethod
+    def of_beams(
+        cls,
+        passes: int,
+        lengths: NDArray[np.int64],
+        cached: NDArray[np.int64],
+        nodes: Sequence[int],
+        cache: SlotCache,
+    ) -> list[DecodeStats]:
+        """Those of B plain searches: (B,) prompt tokens, how many were cached, and nodes."""
+        size = cache.bytes_per_slot
+        return [
+            cls(passes, slots - known, slots, slots * size, cached_tokens=known)
+            for slots, known in zip((lengths + nodes).tolist(), cached.tolist(), strict=True)
+        ]
 
     def plus(self, more: DecodeStats) -> DecodeStats:
         """These counters and the work of a second search over the target.
@@ -53,7 +66,6 @@ class DecodeStats:
             self,
             target_passes=self.target_passes + more.target_passes,
             target_tokens=self.target_tokens + more.target_tokens,
-            padded_tokens=self.padded_tokens + more.padded_tokens,
             kv_slots=max(self.kv_slots, more.kv_slots),
             kv_bytes=max(self.kv_bytes, more.kv_bytes),
         )
@@ -136,41 +148,6 @@ class Beams:
     traces: list[Trace] = field(default_factory=list)
     approximate: bool = False
     candidate_scores: torch.Tensor | None = None
-
-    def take(self, requests: Sequence[int]) -> Beams:
-        """The answers to some requests, in this order."""
-        positions = torch.tensor(requests, dtype=torch.int64, device=self.rows.device)
-        is_global, scored = self.is_global, self.candidate_scores
-        return replace(
-            self,
-            tokens=self.tokens[positions],
-            scores=self.scores[positions],
-            rows=self.rows[positions],
-            stats=[self.stats[i] for i in requests] if self.stats else [],
-            is_global=None if is_global is None else is_global[positions],
-            traces=[self.traces[i] for i in requests] if self.traces else [],
-            candidate_scores=None if scored is None else scored[positions],
-        )
-
-    @classmethod
-    def joined(cls, first: Beams, second: Beams) -> Beams:
-        """The answers of two batches of one kind, one behind the other."""
-        parts = first, second
-        scored = [part.candidate_scores for part in parts if part.candidate_scores is not None]
-        width = max((scores.shape[1] for scores in scored), default=0)
-        pad = torch.nn.functional.pad
-        wide = [pad(scores, (0, width - scores.shape[1]), value=-torch.inf) for scores in scored]
-        is_global = [part.is_global for part in parts if part.is_global is not None]
-        return replace(
-            first,
-            tokens=torch.cat([part.tokens for part in parts]),
-            scores=torch.cat([part.scores for part in parts]),
-            rows=torch.cat([part.rows for part in parts]),
-            stats=[*first.stats, *second.stats],
-            is_global=torch.cat(is_global) if is_global else None,
-            traces=[*first.traces, *second.traces],
-            candidate_scores=torch.cat(wide) if wide else None,
-        )
 
     @property
     def certificates(self) -> list[Certificate]:

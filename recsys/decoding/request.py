@@ -16,7 +16,7 @@ from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.constraint.restrictions import Allowed, Excluded, Gains
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding.expand import Normalize, Step
+from recsys.decoding.expand import Step
 from recsys.decoding.row_tree import RowTree
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import PromptBatch, TokenTree
@@ -37,7 +37,6 @@ class SearchRequest:
         masks: the rows that each request may get; None for all of them.
         boosts: what each request's items gain. The search then finds the largest sums of
             log-probability and boost; `Beams.scores` are still log-probabilities.
-        normalize: log-probabilities over the whole `vocabulary`, or over the `allowed` tokens only.
         seeds: one a request: draw K sequences without replacement from the model's distribution
             over what is allowed (`recsys.decoding.sampling`), in the order drawn. None searches for
             the best.
@@ -51,8 +50,7 @@ class SearchRequest:
 
     Raises:
         ValueError: a field that is not of its kind or range (the text names it), another number of
-            entries than prompts, a sample with boosts or candidates, or candidates with `normalize`
-            other than `vocabulary`.
+            entries than prompts, or a sample with boosts or candidates.
 
     >>> SearchRequest([[1, 2, 3], [4]], exclude=[[7], []]).exclude
     [[7], []]
@@ -65,7 +63,6 @@ class SearchRequest:
     exclude: Sequence[ArrayLike] | None = None
     masks: Sequence[RowMask | None] | None = None
     boosts: Sequence[Boost | None] | None = None
-    normalize: Normalize = "vocabulary"
     seeds: Sequence[int] | None = None
     temperature: float = 1.0
     candidates: Sequence[ArrayLike] | None = None
@@ -74,8 +71,6 @@ class SearchRequest:
 
     def __post_init__(self) -> None:
         arguments.temperature(self.temperature)
-        if self.normalize not in ("vocabulary", "allowed"):
-            raise ValueError(f"normalize {self.normalize!r} is neither 'vocabulary' nor 'allowed'")
         for name in ("exclude", "masks", "boosts", "seeds", "candidates"):
             if getattr(self, name) is not None:
                 arguments.one_each(name, getattr(self, name), len(self.prompts))
@@ -91,7 +86,7 @@ class SearchRequest:
             if any(self.boosts or ()):
                 raise ValueError("boosts: a sample is drawn from the model's distribution alone")
         if self.candidates is not None:
-            if self.seeds is not None or self.normalize != "vocabulary":
+            if self.seeds is not None:
                 raise ValueError("candidates: scored over the whole vocabulary, and in no sample")
             if self.candidate_nodes is not None:
                 arguments.whole_number(
@@ -107,16 +102,6 @@ class SearchRequest:
         """`request` itself, or the request that prompts alone make."""
         return request if isinstance(request, cls) else cls(request)  # type: ignore[arg-type]
 
-    def take(self, positions: Sequence[int]) -> SearchRequest:
-        """Some of the requests, in this order."""
-        each = ("prompts", "exclude", "masks", "boosts", "seeds", "candidates")
-        fields_of_each = {name: getattr(self, name) for name in each}
-        parts: dict[str, Any] = {
-            name: None if of_all is None else [of_all[i] for i in positions]
-            for name, of_all in fields_of_each.items()
-        }
-        return replace(self, **parts)
-
     def reserving(self, prompt_slots: int) -> SearchRequest:
         """The same request with at least `prompt_slots` reserved for each prompt."""
         return replace(self, prompt_slots=max(self.prompt_slots, prompt_slots))
@@ -131,7 +116,7 @@ class Search:
     Attributes:
         model: the target.
         prompts: checked and padded.
-        step: trie, exclusions, masks, boosts, normalisation and noise: what every step shares.
+        step: trie, exclusions, masks, boosts and noise: what every step shares.
         rows: the tree of the request's candidates, or None.
     """
 
@@ -218,8 +203,7 @@ def _step(request: SearchRequest, upload: Upload, trie: DeviceTrie) -> Step:
     return Step(
         trie,
         excluded,
-        request.normalize,
-        noise,
-        None if request.masks is None else Allowed.of(source, upload, request.masks),
-        None if request.boosts is None else Gains.of(source, upload, request.boosts),
+        noise=noise,
+        allowed=None if request.masks is None else Allowed.of(source, upload, request.masks),
+        gains=None if request.boosts is None else Gains.of(source, upload, request.boosts),
     )

@@ -155,7 +155,6 @@ class Verification:
         scores: (B, C) of the candidates, for the original batch; None without any.
         level: (b,) depth of each frontier.
         accepted: (b,) drafted levels that the first pass accepted, at most L - 1.
-        forced: (b,) whether a beam of the last level needed no forward pass (`Step.forced`).
         frontier: K beams each; `parents` are places in the table.
         place: (b, K) place of each beam of the frontier in the table; 0 where it has none.
         missing: (b, K) whether a beam has to be run before its search can go on.
@@ -174,7 +173,6 @@ class Verification:
         root = Frontier.root(len(table.request), table.logits.total.dtype, table.states.device)
         self.frontier = root.padded(num_beams)
         self.level = self.accepted = torch.zeros_like(table.request)
-        self.forced = torch.zeros_like(table.request, dtype=torch.bool)
         self.place = torch.zeros_like(self.frontier.states)
         self.missing = torch.zeros_like(self.place, dtype=torch.bool)
 
@@ -203,7 +201,7 @@ class Verification:
         """What the host needs after a pass, (b, ...) each; once, the draft's too."""
         table, tree, draft = self.table, self.table.tree, self.proposal.tree
         missing = self.missing.sum(1)
-        parts = [table.request, self.level, self.accepted, missing, self.forced, tree.finite]
+        parts = [table.request, self.level, self.accepted, missing, tree.finite]
         found = {"counts": torch.stack(parts, 1), **self.frontier._asdict()}
         if len(table.runs) == self.drafted and draft is not None:
             found["draft finite"] = draft.finite
@@ -212,23 +210,15 @@ class Verification:
         return found
 
     def _look_up(self) -> None:
-        """Set `place`, `missing` and `forced` for the frontier as it is."""
+        """Set `place` and `missing` for the frontier as it is."""
         self.place, known = self.table.find(self.frontier.states)
-        missing = ~known & (self.frontier.scores > -torch.inf)
-        last = self.table.step.levels - 1
-        forced = self.table.step.forced(self.frontier.states, last)
-        if forced is not None:  # its logits make no difference, and no node will follow it
-            spared = missing & forced & (self.level == last)[:, None]
-            missing = missing & ~spared
-            self.forced = self.forced | spared.any(1)
-        self.missing = missing
+        self.missing = ~known & (self.frontier.scores > -torch.inf)
 
     def keep(self, going_on: torch.Tensor) -> None:
         """Drop the searches that are done; (b,) places of the others."""
         self.table.keep(going_on)
         self.level, self.accepted = self.level[going_on], self.accepted[going_on]
         self.place, self.missing = self.place[going_on], self.missing[going_on]
-        self.forced = self.forced[going_on]
         self.frontier = self.frontier.take(going_on)
 
     def patch(self, levels: range, width: int, budget: int) -> None:
@@ -356,14 +346,13 @@ class Answers:
                 traces = trace(table, positions.to(device), search.num_beams, self._proposal.levels)
                 self._traces |= {lines[i][0]: t for i, t in zip(done, traces, strict=True)}
         for i in done:
-            request, _, accepted, _, forced, finite = lines[i]
+            request, _, accepted, _, finite = lines[i]
             self.finite[request] = bool(finite)
             self._stats[request] = table.tree.stats(
                 request,
                 accepted_levels=accepted,
                 drafted_nodes=self._proposal.nodes,
                 draft_passes=self._proposal.passes,
-                forced_levels=forced,
             )
         if not going_on:
             return None

@@ -121,14 +121,13 @@ class PromptBatch:
         return cls(tokens, lengths, upload.add(tokens), upload.add(lengths), upload, slots)
 
 
-def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) -> None:
-    """Raise NonFiniteError unless (b,) `finite` is all true; synchronises with the device.
+def require_finite(finite: torch.Tensor) -> None:
+    """Raise NonFiniteError, which names requests, unless (B,) `finite` is all true.
 
-    The error names the requests, by their places in the original batch if `requests` gives them.
+    This synchronises with the device.
     """
     if not bool(finite.all()):
-        failed = (~finite).nonzero().flatten().tolist()
-        raise NonFiniteError(failed if requests is None else [int(requests[i]) for i in failed])
+        raise NonFiniteError((~finite).nonzero().flatten().tolist())
 
 
 def prompt_places(
@@ -189,7 +188,7 @@ class TokenTree:
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
-        self._run, self._unused, self._padded = 0, 0, 0.0
+        self._run = self._unused = 0
         self._totals = [torch.zeros((batch, 0), device=device)]
         self._stored: Finite | None = None
         self._noted: Finite | None = None
@@ -203,7 +202,7 @@ class TokenTree:
             store = self.model.prefixes
             if store is not None:
                 tokens, lengths = self.prompts.host_tokens, self.prompts.host_lengths
-                with store.lookup(self.model.version, tokens, lengths) as hit:
+                with store.lookup(tokens, lengths) as hit:
                     self.cached = hit.cached
                     self._places = self._prompt_places()
                     store.load(hit, self.cache.buffer, self.prompts.upload)
@@ -289,17 +288,17 @@ class TokenTree:
             kv_slots=slots,
             kv_bytes=slots * self.cache.bytes_per_slot,
             cached_tokens=cached,
-            padded_tokens=round(self._padded),
             **counters,
         )
 
-    def forward(self) -> torch.Tensor:
+    def forward(self, *, only_last: bool = False) -> torch.Tensor:
         """Run the nodes added since the last call, and the prompt in the first call.
 
         The caller passes the totals of the logits on to `note`.
 
         Returns:
-            (B, W, V) logits of the new nodes; with the prompt, its last token's come first.
+            (B, W, V) logits of the new nodes; with the prompt, its last token's come first. With
+            `only_last`, (B, 1, V) of the last one.
         """
         first, last = self._run, self.nodes
         self._run, self.passes = last, self.passes + 1
@@ -309,14 +308,16 @@ class TokenTree:
         positions = self.lengths[:, None] + depth - 1
         write = (self.cache.prompt + node).expand_as(tokens)
         places = rows = None
-        useful = tokens.numel()
         if self.passes == 1:
-            useful += int((self.prompts.host_lengths - self.cached).sum())
             places, rows = self._places
             tokens = torch.cat([self.prompts.tokens.gather(1, places), tokens], dim=1)
             positions = torch.cat([places, positions], dim=1)
             write = torch.cat([places, write], dim=1)
             rows = torch.cat([rows, (node + places.shape[1]).expand(len(tokens), -1)], dim=1)
+
+        if only_last:
+            last_row = torch.full_like(self._padding, tokens.shape[1] - 1)
+            rows = last_row if rows is None else rows[:, -1:]
 
         def mask(window: int | None) -> torch.Tensor:
             parts = []
@@ -337,12 +338,9 @@ class TokenTree:
                 )
             return torch.cat(parts, dim=2)
 
-        before = self.cache.tokens
-        logits = self.model.forward(
+        return self.model.forward(
             tokens, positions, mask, self.cache, write=write, view=view, rows=rows
         )
-        self._padded += (self.cache.tokens - before - useful) / len(tokens)
-        return logits
 
     def note(self, totals: torch.Tensor) -> None:
         """Record whether the logits of a pass are finite; to be called after each pass.
@@ -367,7 +365,6 @@ class TokenTree:
         if (store := self.model.prefixes) is not None:
             prompts, self._stored = self.prompts, Finite(self.finite)
             store.insert(
-                self.model.version,
                 prompts.host_tokens,
                 prompts.host_lengths,
                 self.cache.buffer,
@@ -432,7 +429,6 @@ class FixedTree(TokenTree):
         cached: NDArray[np.int64],
         *,
         unused: int,
-        padded: float,
     ) -> FixedTree:
         """This tree after a replay of its passes, with what the host knows of the batch.
 
@@ -441,11 +437,10 @@ class FixedTree(TokenTree):
             cache: of these requests, in the same storage.
             cached: (B,) as the attribute.
             unused: nodes per request that only fill up the tree, for `stats`.
-            padded: tokens per request that only filled up the passes, likewise.
         """
         tree = copy(self)
         tree.prompts, tree.cache, tree.cached = prompts, cache, cached
-        tree._unused, tree._padded = unused, padded
+        tree._unused = unused
         return tree
 
     def _store(self) -> None:

@@ -101,7 +101,6 @@ class SlotCache:
         buffer: (layers, 2, B, slots, H_kv, D). Unused slots are finite (`Storage.clean`).
         prompt: number of prompt slots, in whole blocks, and slot of the first node.
         slots: number of all slots, in whole blocks.
-        tokens: tokens that were run over this cache, padding included.
     """
 
     is_compileable = False
@@ -110,7 +109,6 @@ class SlotCache:
         """Use the front of `storage`, with at least `prompt` and `nodes` slots a request."""
         self.prompt = whole_blocks(prompt)
         self.slots = self.prompt + whole_blocks(nodes)
-        self.tokens = 0
         self._storage = storage
         layers, two, _, heads, size = storage.values.shape
         room = storage.values[:, :, : batch * self.slots]

@@ -100,18 +100,20 @@ class PassShape:
 
 @dataclass(frozen=True)
 class GraphStatistics:
-    """Sizes of a `PassGraphs` now, and counts since it was made.
+    """Sizes of captured passes or decodes now, and counts since they were made.
 
     Attributes:
         graphs: captured shapes.
-        replays: passes that ran as graphs.
-        fallbacks: passes that did not, by reason: `cache`, the decode did not have the storage;
-            `shape`, no captured shape fits.
+        replays: passes or decodes that ran as one graph.
+        fallbacks: those that did not, by reason. Of passes: `cache`, the decode did not have the
+            storage; `shape`, no captured shape fits.
+        patched: decodes that patch passes followed, because a draft was not accepted.
     """
 
     graphs: int
     replays: int
     fallbacks: dict[str, int]
+    patched: int = 0
 
 
 Run = Callable[[], object]
@@ -266,11 +268,6 @@ class PassGraph:
             self._logits.copy_(model.run(tokens, positions, masks, cache, self._rows))
 
         self._replay = capture(run)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that a replay runs."""
-        return self.shape.tokens
 
     def __call__(
         self,

@@ -1,13 +1,12 @@
 """PrefixStore: a prefix cache. It keeps keys and values of prompts, so that only new tokens run.
 
 The store is a radix tree over one preallocated pool. A node of the tree is one `Block`: the keys
-and values of `block` successive tokens in all layers. Every model version has its own root. A match
-compares the tokens of the whole prefix themselves; no hash is trusted and no user id is needed.
+and values of `block` successive tokens in all layers of one model. A match compares the tokens of
+the whole prefix themselves; no hash is trusted and no user id is needed.
 Keys and values depend only on the model and on the tokens up to theirs, so requests may share them.
 
-    version "a" ── [5 9 2 7] ──┬── [1 1 4 8] ── [3 6 6 2]
-                               └── [1 1 4 9]
-    version "b" ── [5 9 2 7]
+    root ── [5 9 2 7] ──┬── [1 1 4 8] ── [3 6 6 2]
+                        └── [1 1 4 9]
 
 The Python work is one dictionary access per block of a prompt; the tensor work is one gather and
 one indexed copy per batch, for all layers together. This module knows block numbers and buffers. It
@@ -36,15 +35,15 @@ _WIDEST = torch.complex128  # 16 bytes, which copies move as they are
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A node of the radix tree: a block of the pool, or the root of a version.
+    """A node of the radix tree: a block of the pool, or the root.
 
     A holder of a block also holds its ancestors. So a block without holders has no held
     descendant, and may be evicted once it has no children.
 
     Attributes:
-        number: place in the pool; -1 for a root.
+        number: place in the pool; -1 for the root.
         tokens: bytes of the block's tokens, which is its key among the children of `parent`.
-        parent: None for a root, and for a block that has left the tree.
+        parent: None for the root, and for a block that has left the tree.
         children: blocks that follow, by their tokens.
         holders: live hits, and a running insert, that need the content.
         dropped: no lookup can reach the block; its last holder frees it.
@@ -120,7 +119,7 @@ class Hit:
 
 
 class PrefixStore:
-    """Keys and values of prompts by model version and tokens, with least-recently-used eviction.
+    """Keys and values of prompts by their tokens, with least-recently-used eviction.
 
     Threads may share a store. One lock guards all bookkeeping. `insert` keeps it while it copies,
     so a lookup never finds a block before its content. `load` takes no lock, because the blocks of
@@ -132,8 +131,8 @@ class PrefixStore:
     >>> config = LlamaConfig(num_hidden_layers=1, num_attention_heads=1, hidden_size=2)
     >>> store = PrefixStore(config, torch.float32, torch.device("cpu"), max_bytes=1024)
     >>> prompt, keys_and_values = [[7, 8, 9, 7, 5]], torch.randn(1, 2, 1, 5, 1, 2)
-    >>> store.insert("v1", prompt, [5], keys_and_values)
-    >>> with store.lookup("v1", prompt, [5]) as hit:
+    >>> store.insert(prompt, [5], keys_and_values)
+    >>> with store.lookup(prompt, [5]) as hit:
     ...     store.load(hit, torch.zeros_like(keys_and_values))
     ...     hit.cached
     array([4])
@@ -184,7 +183,7 @@ class PrefixStore:
         # Written once, so that a process has its final size from the start, and not after hours.
         self._pool = torch.full(shape, 0.0, dtype=dtype, device=device)
         self._lock = threading.Lock()
-        self._roots: dict[str, Block] = {}
+        self._root = Block()
         self._order: OrderedDict[Block, None] = OrderedDict()
         self._free = list(range(self.blocks))[::-1]
         self._unchecked: tuple[list[tuple[Block, int]], Finite] | None = None
@@ -199,16 +198,16 @@ class PrefixStore:
         """Blocks held by live hits; 0 when nothing runs, unless a hit was not released."""
         return self.used - len(self._order)
 
-    def lookup(self, version: str, tokens: ArrayLike, lengths: ArrayLike) -> Hit:
+    def lookup(self, tokens: ArrayLike, lengths: ArrayLike) -> Hit:
         """Find and hold the longest stored prefix of each of (B, T) right-padded prompts.
 
         The last token of a prompt is never part of it, because it has to be run for its logits.
-        Prefixes of another version of the model never match. Release the result, preferably by
-        `with`. ValueError if `tokens` and (B,) `lengths` do not fit together.
+        Release the result, preferably by `with`. ValueError if `tokens` and (B,) `lengths` do not
+        fit together.
         """
         prompts, _ = self._split(tokens, lengths, last=False)
         with self._lock:
-            hit = Hit(self, self._find(version, prompts))
+            hit = Hit(self, self._find(prompts))
             for path in hit.paths:
                 self._hold(path)
         return hit
@@ -221,11 +220,11 @@ class PrefixStore:
                 for path in hit.paths:
                     self._release(path)
 
-    def known(self, version: str, tokens: ArrayLike, lengths: ArrayLike) -> NDArray[np.int64]:
+    def known(self, tokens: ArrayLike, lengths: ArrayLike) -> NDArray[np.int64]:
         """(B,) tokens that `lookup` would find; nothing is held or marked as used."""
         prompts, _ = self._split(tokens, lengths, last=False)
         with self._lock:
-            paths = self._find(version, prompts)
+            paths = self._find(prompts)
         return np.array([len(path) for path in paths], np.int64) * self.block
 
     @torch.inference_mode()
@@ -260,7 +259,6 @@ class PrefixStore:
     @torch.inference_mode()
     def insert(
         self,
-        version: str,
         tokens: ArrayLike,
         lengths: ArrayLike,
         cache: torch.Tensor,
@@ -272,7 +270,6 @@ class PrefixStore:
         holds and none of this batch. Where no block can be evicted, the rest is not stored.
 
         Args:
-            version: version of the model that computed `cache`.
             tokens: (B, T) integers, right-padded.
             lengths: (B,) tokens of each prompt.
             cache: as in `load`, with the keys and values of every prompt token in place.
@@ -288,10 +285,9 @@ class PrefixStore:
         added: list[tuple[Block, int, int]] = []
         with self._lock:
             self._discard_non_finite()
-            root = self._roots.setdefault(version, Block())
             try:
                 for request, prompt in enumerate(prompts):
-                    path = root.follow(prompt)
+                    path = self._root.follow(prompt)
                     self._hold(path)
                     paths.append(path)
                     for part in prompt[len(path) :]:
@@ -299,7 +295,7 @@ class PrefixStore:
                             self._remove(next(iter(self._order)))
                         if not self._free:
                             break
-                        block = (path[-1] if path else root).add(self._free.pop(), part)
+                        block = (path[-1] if path else self._root).add(self._free.pop(), part)
                         added.append((block, request, len(path)))
                         path.append(block)
                 if added:
@@ -315,25 +311,19 @@ class PrefixStore:
                 for path in paths:
                     self._release(path)
 
-    def drop(self, version: str) -> None:
-        """Forget a version. Blocks that a live hit holds become free when it is released."""
+    def clear(self) -> None:
+        """Forget all prompts. Blocks that a live hit holds become free when it is released."""
         with self._lock:
             self._discard_non_finite()
-            if root := self._roots.pop(version, None):
-                self._remove_below(root)
-
-    def clear(self) -> None:
-        """Forget all versions; the counts stay."""
-        for version in list(self._roots):
-            self.drop(version)
+            root, self._root = self._root, Block()
+            self._remove_below(root)
 
     # The caller of the methods below holds the lock.
 
-    def _find(self, version: str, prompts: list[list[bytes]]) -> list[list[Block]]:
+    def _find(self, prompts: list[list[bytes]]) -> list[list[Block]]:
         """Path of the longest stored prefix of each prompt."""
         self._discard_non_finite()
-        root = self._roots.get(version, Block())
-        return [root.follow(prompt) for prompt in prompts]
+        return [self._root.follow(prompt) for prompt in prompts]
 
     def _hold(self, path: list[Block]) -> None:
         """Protect a path from eviction."""

@@ -32,10 +32,6 @@ from recsys.native.decoder import NativeDecoder, native_model
 # of four there, and a request gets the same bits alone and in a batch. The native forward needs no
 # padding.
 _ROWS = 4
-# On an accelerator, one more pass costs the reading of the weights and the launches. On an H200 a
-# pass of a 7B model takes about as long as 400 more tokens in another pass (docs/gpu.md: a quarter
-# of 21.7 ms, and 11.8 - 9.1 ms for 193 tokens), and the host's work comes on top.
-_MOST_PADDING = 512
 
 Masks = dict[str, torch.Tensor]
 
@@ -54,10 +50,6 @@ os.register_at_fork(after_in_child=_use_one_thread)
 
 class CapturedPass(Protocol):
     """One pass at fixed sizes."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that it runs, padding included."""
 
     def __call__(
         self,
@@ -103,16 +95,12 @@ class TreeModel:
             which logits equal those of the plain forward; None for no limit.
         pool: storage of the caches.
         prefixes: prefix cache, or None.
-        version: version of the model in the prefix cache.
         find_graph: finds captured passes; None without any (`recsys.models.graphs`).
         native: the native forward (`recsys.native`); None where torch runs the model. It has the
             weights of now: make a new `TreeModel` when they have changed.
-        most_padding: tokens of padding that take as long as another pass; None on a CPU, where
-            every token costs.
     """
 
     find_graph: FindPass | None = None
-    most_padding: int | None = None
     native: NativeDecoder | None = None
     _own: LlamaForward | None = None
 
@@ -164,9 +152,6 @@ class TreeModel:
         self.vocabulary_size = int(self._head.weight.shape[0])
         self.pool = CachePool(self.config, self.dtype, self.device)
         self.prefixes: PrefixStore | None = None
-        self.version = ""
-        if self.device.type != "cpu":
-            self.most_padding = _MOST_PADDING
         self._own = self._make_own(own_forward)
         if self._own is None:
             self.native = native_model(model, tuple(self.mask_kinds), self.max_positions)
@@ -190,10 +175,9 @@ class TreeModel:
         """Wrap `model`, unless it is a `TreeModel`."""
         return model if isinstance(model, cls) else cls(model)
 
-    def keep_prefixes(self, max_bytes: int, version: str = "") -> None:
+    def keep_prefixes(self, max_bytes: int) -> None:
         """Add a prefix cache of at most `max_bytes`."""
         self.prefixes = PrefixStore(self.config, self.dtype, self.device, max_bytes)
-        self.version = version
 
     @property
     def device(self) -> torch.device:
@@ -263,7 +247,6 @@ class TreeModel:
         masks = {kind: mask(window) for kind, window in self.mask_kinds.items()}
         graph = None if self.find_graph is None else self.find_graph(tokens, cache, view, rows)
         if graph is not None:
-            cache.tokens += graph.tokens
             return graph(tokens, positions, masks, write, rows)
         if self.device.type == "cpu" and self.native is None:
             if tokens.shape[1] % _ROWS:
@@ -273,7 +256,6 @@ class TreeModel:
                 masks = {kind: m[:, :, spread] for kind, m in masks.items()}
             if rows is not None and outputs % _ROWS:
                 rows = rows[:, _round_up(outputs, rows.device)]
-        cache.tokens += tokens.numel()
         cache.select(write, view)
         logits = self.run(tokens, positions, masks, cache, rows)[:, :outputs]
         return logits if logits.dtype == torch.float64 else logits.float()

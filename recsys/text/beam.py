@@ -1,9 +1,9 @@
 """Beam search for free text, with Hugging Face's rules, over one cache that the beams share.
 
-Beams share slots, and slots that no beam needs any more are collected (`recsys.text.nodes`). The
-host reads from the device once in `collect_every` steps (whether all requests have ended, and which
-slots are live) and at the end. On a CPU, where reading costs nothing, it looks for an end at every
-step. A request that has ended waits for the others of its batch, as in Hugging Face's.
+Requests are answered one after the other. Beams share slots, and slots that no beam needs any more
+are collected (`recsys.text.nodes`). The host reads from the device once in `collect_every` steps
+(whether the search has ended, and which slots are live) and at the end. On a CPU, where reading
+costs nothing, it looks for an end at every step.
 
 Under a constraint, only allowed tokens may follow and only complete texts are answers. If several
 beams have the same merge key, such as two tokenisations of one title, only the best one goes on.
@@ -12,7 +12,7 @@ beams have the same merge key, such as two tokenisations of one title, only the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,10 +24,9 @@ from recsys.arguments import whole_number
 from recsys.decoding.output import DecodeStats
 from recsys.decoding.tree import PromptBatch, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
-from recsys.text.batch import BatchConstraint, repeated
 from recsys.text.constraint import DEAD, Constraint
 from recsys.text.nodes import TextNodes, node_budget, pick
-from recsys.text.stopping import raise_if_stopped
+from recsys.text.tensors import TensorConstraint, answer_each, one_each, repeated
 
 _READ_EVERY = 8  # steps between two reads from the device, where nothing is collected
 
@@ -90,7 +89,6 @@ class Texts:
         stats: one entry per request; its slots are those that were allocated, used or not.
         live: the most slots of each request that a collection found live, including the prompt's;
             only the prompt's if there was no collection.
-        collections: number of collections.
     """
 
     tokens: torch.Tensor
@@ -98,42 +96,31 @@ class Texts:
     scores: torch.Tensor
     stats: list[DecodeStats]
     live: list[int]
-    collections: int
 
 
 class _Finished(NamedTuple):
-    """The K best finished texts of each request, best first; score -inf where there is none."""
+    """The K best finished texts, best first; score -inf where there is none."""
 
-    tokens: torch.Tensor  # (B, K, longest possible)
-    lengths: torch.Tensor  # (B, K)
-    scores: torch.Tensor  # (B, K)
-    states: torch.Tensor  # (B, K) of the constraint
-
-    def texts(
-        self, count: int, stats: list[DecodeStats], live: list[int], collections: int
-    ) -> Texts:
-        """The best `count` texts of each request."""
-        tokens, lengths, scores, _ = (part[:, :count] for part in self)
-        lengths = lengths.masked_fill(scores == -torch.inf, 0)
-        longest = max(lengths.flatten().tolist(), default=0)
-        inside = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
-        return Texts(tokens[..., :longest] * inside, lengths, scores, stats, live, collections)
+    tokens: torch.Tensor  # (1, K, longest possible)
+    lengths: torch.Tensor  # (1, K)
+    scores: torch.Tensor  # (1, K)
+    states: torch.Tensor  # (1, K) of the constraint
 
 
 class _Beams(NamedTuple):
-    """Live beams of each request, best first, and what has finished so far."""
+    """Live beams of a request, best first, and what has finished so far."""
 
-    tokens: torch.Tensor  # (B, K, longest possible)
-    scores: torch.Tensor  # (B, K) sums of log-probabilities
-    parents: torch.Tensor  # (B, K) places in the step before
-    states: torch.Tensor  # (B, K) of the constraint
+    tokens: torch.Tensor  # (1, K, longest possible)
+    scores: torch.Tensor  # (1, K) sums of log-probabilities
+    parents: torch.Tensor  # (1, K) places in the step before
+    states: torch.Tensor  # (1, K) of the constraint
     finished: _Finished
-    done: torch.Tensor  # (B,) whether `finished` is final
+    done: torch.Tensor  # (1,) whether `finished` is final
 
     @classmethod
-    def start(cls, batch: int, rules: _Rules, dtype: torch.dtype, device: torch.device) -> _Beams:
-        """One empty beam per request with score 0; the other K - 1 beams do not exist."""
-        shape = (batch, rules.settings.num_beams)
+    def start(cls, rules: _Rules, dtype: torch.dtype, device: torch.device) -> _Beams:
+        """One empty beam with score 0; the other K - 1 beams do not exist."""
+        shape = (1, rules.settings.num_beams)
         tokens = torch.zeros(
             (*shape, rules.settings.max_new_tokens), dtype=torch.int64, device=device
         )
@@ -141,7 +128,7 @@ class _Beams(NamedTuple):
         zero = torch.zeros(shape, dtype=torch.int64, device=device)
         first = scores.clone()
         first[:, 0] = 0
-        done = torch.zeros(batch, dtype=torch.bool, device=device)
+        done = torch.zeros(1, dtype=torch.bool, device=device)
         constraint = rules.constraint
         states = zero if constraint is None else constraint.initial(rules.settings.num_beams)
         return cls(tokens, first, zero, states, _Finished(tokens, zero, scores, zero), done)
@@ -153,28 +140,22 @@ class _Rules:
 
     settings: BeamSettings
     end: torch.Tensor  # (E,) end tokens
-    constraint: BatchConstraint | None
+    constraint: TensorConstraint | None
 
     @classmethod
-    def of(
-        cls,
-        settings: BeamSettings,
-        constraint: Constraint | Sequence[Constraint] | None,
-        requests: int,
-        model: TreeModel,
-    ) -> _Rules:
+    def of(cls, settings: BeamSettings, constraint: Constraint | None, model: TreeModel) -> _Rules:
         """Take the end tokens from the settings, or from the constraint.
 
         ValueError if they are outside the vocabulary or beside a constraint, or if there are more
         beams than tokens can follow a prompt.
         """
-        vocabulary, together = model.vocabulary_size, None
+        vocabulary, own = model.vocabulary_size, None
         eos = [] if settings.eos_token_id is None else np.unique(settings.eos_token_id).tolist()
         if constraint is not None:
-            together = BatchConstraint(constraint, requests, vocabulary, model.device)
+            own = TensorConstraint(constraint, vocabulary, model.device)
             if eos:
                 raise ValueError("eos_token_id: the constraint has end tokens of its own")
-            eos = sorted(together.end_tokens)
+            eos = sorted(own.end_tokens)
         outside = [token for token in eos if not 0 <= token < vocabulary]
         if outside:
             raise ValueError(
@@ -186,10 +167,10 @@ class _Rules:
                 f"prompt without ending the text, got {settings.num_beams}"
             )
         end = torch.tensor(eos, dtype=torch.int64, device=model.device)
-        return cls(settings, end, together)
+        return cls(settings, end, own)
 
     def advance(self, beams: _Beams, logits: torch.Tensor, depth: int) -> _Beams:
-        """Extend beams of `depth` - 1 tokens by one, given (B, K, V) logits; K = 1 at the prompts.
+        """Extend beams of `depth` - 1 tokens by one, given (1, K, V) logits; K = 1 at the prompt.
 
         The best (E + 1) K continuations contain at least K that do not end; those go on. Of the
         best K continuations, those that end are finished, if they are among the best K finished so
@@ -217,7 +198,7 @@ class _Rules:
         finished = self._finish(beams, texts[:, :K], scores[:, :K], ends[:, :K], states, depth)
         live, on = scores.masked_fill(ends, -torch.inf).topk(K)
         done = beams.done | self._is_final(live[:, 0], finished.scores[:, -1], depth)
-        # no constraint looks at the beams of a request that is done
+        # no constraint looks at the beams of a search that is done
         states = states.gather(1, on).masked_fill(done[:, None], DEAD)
         return _Beams(pick(texts, on), live, parents.gather(1, on), states, finished, done)
 
@@ -230,7 +211,7 @@ class _Rules:
         states: torch.Tensor,
         depth: int,
     ) -> _Finished:
-        """The best K finished texts, given (B, K) new ones of `depth` tokens."""
+        """The best K finished texts, given (1, K) new ones of `depth` tokens."""
         new, old = ends & ~beams.done[:, None], beams.finished
         ranked = (scores / depth**self.settings.length_penalty).masked_fill(~new, -torch.inf)
         both = torch.cat([old.scores, ranked], dim=1)
@@ -243,7 +224,7 @@ class _Rules:
         return _Finished(tokens, lengths.gather(1, column), best, whole.gather(1, column))
 
     def _is_final(self, live: torch.Tensor, worst: torch.Tensor, depth: int) -> torch.Tensor:
-        """(B,) whether no live beam can replace the worst of the K finished texts."""
+        """(1,) whether no live beam can replace the worst of the K finished texts."""
         can: torch.Tensor = live / depth**self.settings.length_penalty > worst
         return ~can
 
@@ -255,7 +236,6 @@ def generate_text(
     settings: BeamSettings | None = None,
     *,
     constraint: Constraint | Sequence[Constraint] | None = None,
-    stopped: Callable[[], bool] | None = None,
 ) -> Texts:
     """The best texts that beam search finds after each prompt.
 
@@ -269,7 +249,6 @@ def generate_text(
         settings: width, lengths and rules of the search.
         constraint: which texts are allowed, one constraint for all requests or one each. Texts that
             are not complete at `max_new_tokens` are no answers.
-        stopped: whether to search no further; asked before each pass of the model.
 
     Returns:
         Texts of shape (B, R, longest).
@@ -278,20 +257,43 @@ def generate_text(
         ValueError: an empty prompt, a token outside the model's vocabulary, or a constraint that
             does not fit.
         NonFiniteError: the model's logits are not finite for some of the requests.
-        StoppedError: `stopped` returned True.
     """
     model, settings = TreeModel.of(model), settings or BeamSettings()
-    longest, every = settings.max_new_tokens, settings.collect_every
-    ready = PromptBatch.of(prompts, model, longest - 1)
-    rules = _Rules.of(settings, constraint, len(ready), model)
-    beams = _Beams.start(len(ready), rules, model.score_dtype, model.device)
-    if not len(ready):
-        return beams.finished.texts(settings.num_return_sequences, [], [], 0)
-    lengths, K = ready.host_lengths, settings.num_beams
-    live, depth = lengths.copy(), 0
-    with TokenTree(model, ready, 0, reserve=settings.reserved_nodes) as tree:
+    ready = PromptBatch.of(prompts, model, settings.max_new_tokens - 1)
+    rules = [_Rules.of(settings, None, model)] * len(ready)
+    if constraint is not None:
+        own = one_each(constraint, len(ready), model.vocabulary_size)
+        rules = [_Rules.of(settings, each, model) for each in own]
+
+    def search(number: int) -> tuple[_Finished, DecodeStats, int]:
+        return _search(model, ready.take([number]), rules[number])
+
+    answers, count = answer_each(len(ready), search), settings.num_return_sequences
+    shape = (0, count, settings.max_new_tokens)
+    tokens = torch.zeros(shape, dtype=torch.int64, device=model.device)
+    scores = torch.zeros(shape[:2], dtype=model.score_dtype, device=model.device)
+    found = [finished for finished, *_ in answers]
+    tokens = torch.cat([tokens, *(each.tokens[:, :count] for each in found)])
+    lengths = torch.cat([scores.long(), *(each.lengths[:, :count] for each in found)])
+    scores = torch.cat([scores, *(each.scores[:, :count] for each in found)])
+    lengths = lengths.masked_fill(scores == -torch.inf, 0)
+    longest = max(lengths.flatten().tolist(), default=0)
+    inside = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+    stats, live = [own for _, own, _ in answers], [slots for *_, slots in answers]
+    return Texts(tokens[..., :longest] * inside, lengths, scores, stats, live)
+
+
+def _search(
+    model: TreeModel, prompt: PromptBatch, rules: _Rules
+) -> tuple[_Finished, DecodeStats, int]:
+    """The texts behind one prompt, their cost, and `Texts.live`."""
+    settings = rules.settings
+    longest, every, K = settings.max_new_tokens, settings.collect_every, settings.num_beams
+    (length,) = prompt.host_lengths.tolist()
+    live, depth = length, 0
+    beams = _Beams.start(rules, model.score_dtype, model.device)
+    with TokenTree(model, prompt, 0, reserve=settings.reserved_nodes) as tree:
         nodes = TextNodes(tree, K)
-        raise_if_stopped(stopped)
         logits = tree.forward()
         tree.note(logits.amax(-1))
         for depth in range(1, longest + 1):
@@ -300,23 +302,14 @@ def generate_text(
             read = depth % (every or _READ_EVERY) == 0 or depth == longest
             if read or model.device.type == "cpu":
                 require_finite(tree.finite)
-                if depth == longest or bool(beams.done.all()):
+                if depth == longest or bool(beams.done):
                     break
             if every is not None and depth % every == 0:
-                live = np.maximum(live, lengths + nodes.collect(beams.parents))
+                live = max(live, length + nodes.collect(beams.parents))
                 nodes.reserve(nodes.count + K * min(every, longest - depth))
-            raise_if_stopped(stopped)
             logits = nodes.forward(beams.tokens[:, :, depth - 1], beams.parents, depth)
-        slots, size = tree.cache.slots, tree.cache.bytes_per_slot
-        stats = [
-            DecodeStats(
-                target_passes=depth,
-                target_tokens=length - cached + K * (depth - 1),
-                kv_slots=slots,
-                kv_bytes=slots * size,
-                cached_tokens=cached,
-            )
-            for length, cached in zip(lengths.tolist(), tree.cached.tolist(), strict=True)
-        ]
-    count = settings.num_return_sequences
-    return beams.finished.texts(count, stats, live.tolist(), nodes.collections)
+        slots, cached = tree.cache.slots, int(tree.cached[0])
+        run = length - cached + K * (depth - 1)
+        size = slots * tree.cache.bytes_per_slot
+        stats = DecodeStats(depth, run, slots, size, cached_tokens=cached)
+    return beams.finished, stats, live

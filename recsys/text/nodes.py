@@ -1,6 +1,6 @@
 """TextNodes: nodes of a beam search over texts, in a shared cache whose dead slots are collected.
 
-The beams of a request form a tree below its prompt. Each node takes one slot, however many beams
+The beams form a tree below the prompt. Each node takes one slot, however many beams
 share it. Most nodes soon have no beam below them, since the beams of a long text share a trunk. So
 every few steps the dead nodes are collected: nodes that some beam attends to are live (mark), the
 others are dropped (prune), and the live nodes move together, oldest first (compact). The trunk
@@ -24,20 +24,19 @@ from recsys.models.mask import tree_mask
 
 
 class TextNodes:
-    """The nodes after the prompts: their slots, and which of them each beam attends to.
+    """The nodes after a prompt: their slots, and which of them each beam attends to.
 
     Attributes:
-        count: number of slots in use, the same for all requests.
-        collections: number of collections.
+        count: number of slots in use.
     """
 
     def __init__(self, tree: TokenTree, num_beams: int) -> None:
-        """Start without nodes, below the prompts of `tree`."""
+        """Start without nodes, below the prompt of `tree`, which has no other."""
         self.tree, self.width = tree, num_beams
-        self.count = self.collections = 0
-        batch, room, device = len(tree.lengths), self.room, tree.lengths.device
-        self._seen = torch.zeros((batch, num_beams, room), dtype=torch.bool, device=device)
-        self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
+        self.count = 0
+        room, device = self.room, tree.lengths.device
+        self._seen = torch.zeros((1, num_beams, room), dtype=torch.bool, device=device)
+        self._depth = torch.zeros((1, room), dtype=torch.int64, device=device)
 
     @property
     def room(self) -> int:
@@ -45,7 +44,7 @@ class TextNodes:
         return self.tree.cache.slots - self.tree.cache.prompt
 
     def forward(self, tokens: torch.Tensor, parents: torch.Tensor, depth: int) -> torch.Tensor:
-        """Run the (B, K) last tokens of the beams, each in a slot of its own; (B, K, V) logits.
+        """Run the (1, K) last tokens of the beams, each in a slot of its own; (1, K, V) logits.
 
         `parents` are the beams' places in the step before; `depth` is 1 for the first token.
         """
@@ -80,28 +79,23 @@ class TextNodes:
         self.tree.note(logits.amax(-1))
         return logits
 
-    def collect(self, parents: torch.Tensor) -> list[int]:
+    def collect(self, parents: torch.Tensor) -> int:
         """Drop all nodes without a beam below them, and move the others together.
 
         `parents` are the beams' places in the last step that was run. Returns the number of live
-        nodes of each request.
+        nodes.
         """
         live = pick(self._seen, parents).any(1)[:, : self.count]
         first_dead = live.long().cumprod(1).sum(1)
-        counts: list[int]
-        counts, trunk = torch.stack([live.sum(1), first_dead]).tolist()
-        self.count, start = max(counts), min(trunk)
-        # Live before dead, oldest first. Requests with fewer live nodes keep some dead ones, which
-        # no beam attends to.
-        order = (~live).long().argsort(dim=1, stable=True)[:, start : self.count]
+        self.count, start = torch.cat([live.sum(1), first_dead]).tolist()
+        order = live[0].nonzero()[start:, 0][None]  # oldest first, behind the trunk
         cache = self.tree.cache
         cache.gather(cache.prompt + order, cache.prompt + start)
         here = slice(start, self.count)
         self._depth[:, here] = self._depth.gather(1, order)
         self._seen[:, :, here] = self._seen.gather(2, order[:, None].expand(-1, self.width, -1))
         self._seen[:, :, self.count :] = False
-        self.collections += 1
-        return counts
+        return self.count
 
     def reserve(self, nodes: int) -> None:
         """Make room for `nodes` nodes; the cache grows by at least a quarter."""

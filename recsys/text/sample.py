@@ -2,8 +2,7 @@
 
 After a drawn token, all tokens that the constraint forces are appended at once, and the next
 forward pass runs them together. Tokens that are forced at the start become part of the prompt. A
-request holds one slot per token. Requests that add fewer tokens than others in a pass, or none any
-more, repeat their last one, in the same slot.
+request holds one slot per token.
 
 Tokens are drawn from the model's distribution over the allowed ones; a forced token has
 probability 1.
@@ -23,12 +22,13 @@ from numpy.typing import ArrayLike
 from recsys.arguments import whole_number
 from recsys.decoding.output import DecodeStats
 from recsys.decoding.tree import PromptBatch, TokenTree, require_finite
-from recsys.models.cache import whole_blocks
-from recsys.models.mask import tree_mask
 from recsys.models.tree_forward import TreeModel
-from recsys.text.batch import BatchConstraint
 from recsys.text.constraint import Constraint
-from recsys.text.stopping import raise_if_stopped
+from recsys.text.tensors import answer_each, one_each
+
+
+class StoppedError(Exception):
+    """The texts are not wanted any more."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,18 @@ class _Text:
 
     Attributes:
         tokens: so far.
-        start: how many of them belong to the prompt that is run.
-        cached: how many of them have been run.
-        passes: forward passes that it took part in.
+        state: of the constraint behind them.
+        log_prob: as in `SampledText`.
+        forced: as in `SampledText`.
     """
 
-    def __init__(self, request: int, constraint: Constraint, limit: int, skip_forced: bool) -> None:
-        self.request, self.constraint, self.limit = request, constraint, limit
-        self.skip_forced = skip_forced
+    def __init__(self, constraint: Constraint, limit: int, skip_forced: bool) -> None:
+        self.constraint, self.limit, self.skip_forced = constraint, limit, skip_forced
         self.state = constraint.initial()
         self.tokens: list[int] = []
         self.log_prob = 0.0
         self.forced = 0
         self._append_forced()
-        self.start = len(self.tokens)
-        self.cached, self.passes = self.start, 0
 
     @property
     def finished(self) -> bool:
@@ -81,27 +78,31 @@ class _Text:
         """Whether more tokens may follow."""
         return not self.finished and len(self.tokens) < self.limit
 
-    def append(self, token: int, gain: float) -> None:
-        """Append a drawn token with its log-probability, and what it forces."""
-        self.tokens.append(token)
-        self.log_prob += gain
-        self.state = self._after([token])
+    def draw(self, logits: torch.Tensor, temperature: float, generator: torch.Generator) -> None:
+        """Draw a token by (V,) logits, and append it with what it forces."""
+        allowed = self.constraint.allowed([self.state])[0]
+        mask = np.ones(len(logits), np.bool_)
+        mask[: len(allowed)] = ~allowed
+        masked = logits.masked_fill(torch.from_numpy(mask).to(logits.device), -torch.inf)
+        if temperature:
+            drawn = (masked / temperature).softmax(-1).multinomial(1, generator=generator)
+        else:
+            drawn = masked.argmax(-1, keepdim=True)
+        self.log_prob += float(masked.log_softmax(-1)[drawn])
+        self._append(drawn.tolist())
         self._append_forced()
 
-    def _after(self, tokens: Sequence[int]) -> int:
-        """The state after some tokens."""
-        state = self.state
+    def _append(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            state = int(self.constraint.advance([state], [token])[0])
-        return state
+            self.state = int(self.constraint.advance([self.state], [token])[0])
+        self.tokens += tokens
 
     def _append_forced(self) -> None:
         """Append the tokens that have no alternative."""
         if self.skip_forced and self.open:
-            room = self.limit - len(self.tokens)
-            run = self.constraint.forced([self.state])[0][:room]
-            self.state, self.forced = self._after(run), self.forced + len(run)
-            self.tokens += run
+            run = self.constraint.forced([self.state])[0][: self.limit - len(self.tokens)]
+            self.forced += len(run)
+            self._append(run)
 
 
 @torch.inference_mode()
@@ -116,11 +117,11 @@ def sample_text(
     skip_forced: bool = True,
     stopped: Callable[[], bool] | None = None,
 ) -> list[SampledText]:
-    """Draw one text after each prompt.
+    """Draw one text after each prompt, one after the other.
 
     Args:
         model: a Hugging Face decoder-only causal LM, a peft model of one, or a `TreeModel`.
-        prompts: token ids of each request, at least one token each; lengths may differ.
+        prompts: token ids of each request, at least one token each.
         constraint: which texts are allowed, one constraint for all requests or one each.
         max_new_tokens: tokens of the longest text.
         temperature: temperature of the distribution; 0 takes the most probable token.
@@ -142,93 +143,44 @@ def sample_text(
     whole_number("max_new_tokens", max_new_tokens)
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
-    plain = PromptBatch.of(prompts, model)
-    together = BatchConstraint(constraint, len(plain), model.vocabulary_size, model.device)
-    texts = [_Text(i, c, max_new_tokens, skip_forced) for i, c in enumerate(together.constraints)]
-    stats = [DecodeStats(0, 0, 0, 0)] * len(texts)
-    if live := [text for text in texts if text.open]:
-        begun = [
-            [*plain.host_tokens[t.request, : plain.host_lengths[t.request]].tolist(), *t.tokens]
-            for t in live
-        ]
-        room = max(t.limit - t.start for t in live)
-        with TokenTree(model, PromptBatch.of(begun, model, room), 0, reserve=room) as tree:
-            slots, lengths, cached = tree.cache.slots, tree.prompts.host_lengths, tree.cached
-            size = slots * tree.cache.bytes_per_slot
-            generator = torch.Generator(model.device).manual_seed(seed)
-            raise_if_stopped(stopped)
-            logits = tree.forward()[:, -1]
-            tree.note(logits.amax(-1, keepdim=True))
-            while True:
-                require_finite(tree.finite, [text.request for text in live])
-                _draw(live, logits, temperature, generator)
-                if not any(text.open for text in live):
-                    break
-                raise_if_stopped(stopped)
-                logits = _forward(tree, live)
-        for text, length, known in zip(live, lengths.tolist(), cached.tolist(), strict=True):
-            run = length - known + text.cached - text.start
-            stats[text.request] = DecodeStats(text.passes, run, slots, size, cached_tokens=known)
-    return [
-        SampledText(t.tokens, t.finished, t.log_prob, t.forced, s)
-        for t, s in zip(texts, stats, strict=True)
-    ]
+    ready = PromptBatch.of(prompts, model)
+    constraints = one_each(constraint, len(ready), model.vocabulary_size)
+    generator = torch.Generator(model.device).manual_seed(seed)
 
-
-def _draw(
-    live: list[_Text], logits: torch.Tensor, temperature: float, generator: torch.Generator
-) -> None:
-    """Draw a token of each open text by (B, V) logits, and append it with what it forces."""
-    mask = np.zeros(logits.shape, np.bool_)
-    for line, text in zip(mask, live, strict=True):
-        allowed = text.constraint.allowed([text.state])[0] if text.open else np.array([True])
-        line[: len(allowed)] = allowed
-    masked = logits.masked_fill(~torch.from_numpy(mask).to(logits.device), -torch.inf)
-    if temperature:
-        tokens = (masked / temperature).softmax(-1).multinomial(1, generator=generator)
-    else:
-        tokens = masked.argmax(-1, keepdim=True)
-    gains = masked.log_softmax(-1).gather(1, tokens)[:, 0].tolist()
-    for text, token, gain in zip(live, tokens[:, 0].tolist(), gains, strict=True):
+    def write(number: int) -> SampledText:
+        text = _Text(constraints[number], max_new_tokens, skip_forced)
+        stats = DecodeStats(0, 0, 0, 0)
         if text.open:
-            text.passes += 1
-            text.append(token, gain)
+            prompt = ready.host_tokens[number, : ready.host_lengths[number]].tolist()
+            stats = _write(text, model, prompt, temperature, generator, stopped)
+        return SampledText(text.tokens, text.finished, text.log_prob, text.forced, stats)
+
+    return answer_each(len(ready), write)
 
 
-def _forward(tree: TokenTree, live: list[_Text]) -> torch.Tensor:
-    """Run what the model has not run of B texts in one pass; (B, V) logits behind their ends."""
-    model, cache = tree.model, tree.cache
-    # A text with fewer new tokens than others runs its last token again, in the same slot.
-    last = np.asarray([len(text.tokens) - 1 for text in live])
-    first = np.minimum([text.cached for text in live], last)
-    position = np.minimum(first[:, None] + np.arange((last - first).max() + 1), last[:, None])
-    run = [[text.tokens[p] for p in row] for text, row in zip(live, position.tolist(), strict=True)]
-    for text in live:
-        text.cached = len(text.tokens)
-    slots = position - np.asarray([[text.start] for text in live])
-    ids, slot = torch.from_numpy(np.stack([np.asarray(run), slots])).to(model.device)
-    nodes = whole_blocks(int(slots.max()) + 1)
-    node = torch.arange(nodes, device=model.device)
-
-    def mask(window: int | None) -> torch.Tensor:
-        return tree_mask(
-            node <= slot.unsqueeze(-1),
-            tree.lengths,
-            cache.prompt,
-            depth=slot + 1,
-            node_depth=(node + 1).expand(len(live), -1),
-            window=window,
-            dtype=model.dtype,
-        )
-
-    logits = model.forward(
-        ids,
-        tree.lengths[:, None] + slot,
-        mask,
-        cache,
-        write=cache.prompt + slot,
-        view=cache.prompt + nodes,
-        rows=torch.from_numpy((last - first)[:, None]).to(model.device),
-    )
-    tree.note(logits.amax(-1))
-    return logits[:, 0]
+def _write(
+    text: _Text,
+    model: TreeModel,
+    prompt: list[int],
+    temperature: float,
+    generator: torch.Generator,
+    stopped: Callable[[], bool] | None,
+) -> DecodeStats:
+    """Write a text to its end behind a prompt; its forced beginning belongs to the prompt."""
+    start = run = len(text.tokens)
+    room = text.limit - start
+    with TokenTree(model, PromptBatch.of([[*prompt, *text.tokens]], model, room), room) as tree:
+        while True:
+            if stopped is not None and stopped():
+                raise StoppedError
+            logits = tree.forward(only_last=True)
+            tree.note(logits.amax(-1))
+            require_finite(tree.finite)
+            text.draw(logits[0, -1], temperature, generator)
+            if not text.open:
+                return tree.stats(0)
+            # What was drawn and what it forces is a path below the last node, which a pass runs.
+            tokens = torch.tensor([text.tokens[run:]], device=model.device)
+            run = len(text.tokens)
+            node = torch.arange(tree.nodes, run - start, device=model.device)[None]
+            tree.add(tokens, node - 1, node + 1, within=tokens.shape[1] - 1)

@@ -7,7 +7,7 @@ is which texts become the same title, so that the tokenisations of one do not fi
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,21 +122,18 @@ def generate_titles(
     titles: Titles,
     num_beams: int = 10,
     max_new_tokens: int = 64,
-    *,
-    stopped: Callable[[], bool] | None = None,
 ) -> TitleBeams:
     """The at most `num_beams` best titles that beam search finds after each prompt.
 
     The score of a title is that of its best tokenisation found. One forward pass reproduces it, and
     it does not depend on the other tokenisations in the beam, as their sum would. `max_new_tokens`
-    includes the end token. `StoppedError` if `stopped`, which is asked before each pass, returns
-    True.
+    includes the end token.
     """
     settings = BeamSettings(
         num_beams, max_new_tokens, length_penalty=0.0, num_return_sequences=num_beams
     )
     constraint = titles.constraint()
-    texts = generate_text(model, prompts, settings, constraint=constraint, stopped=stopped)
+    texts = generate_text(model, prompts, settings, constraint=constraint)
     written = zip(texts.tokens.tolist(), texts.lengths.tolist(), strict=True)
     items = [
         [titles.items_of(tokens[:length]) for tokens, length in zip(*row, strict=True) if length]

@@ -74,9 +74,7 @@ BAD = [
     ),
     ({"candidates": [[0], [1]]}, "candidates has 2 entries for 1 prompts"),
     ({"candidates": [[4]]}, r"candidates of request 0 has row 4; rows lie in 0 \.\. 3"),
-    ({"normalize": "all"}, "normalize 'all' is neither 'vocabulary' nor 'allowed'"),
     ({"candidates": [[0]], "seeds": [1]}, "candidates: .* in no sample"),
-    ({"candidates": [[0]], "normalize": "allowed"}, "candidates: scored over the whole vocabulary"),
     ({"boosts": [Boost.of(TRIE, np.zeros(4, np.float32))], "seeds": [0]}, "boosts: a sample"),
 ]
 
@@ -183,10 +181,6 @@ COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
             lambda: complete(MODEL, beam_search(MODEL, [[1]], COLLIDING, 2), [[1]], TRIE),
             "beams: found over another trie",
         ),
-        (
-            lambda: complete(MODEL, plain(), SearchRequest([[1, 2]], normalize="zzz"), TRIE),
-            "normalize 'zzz'",
-        ),
         (lambda: beam_search(tiny_model("llama", 16).train(), [[1]], TRIE), "call model.eval()"),
         (lambda: Engine(MODEL, TRIE).warm_up([[1]], batches=()), "batches: want at least one"),
         (
@@ -202,23 +196,6 @@ COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
 def test_arguments_that_would_lose_exclusions_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_an_only_allowed_child_has_log_probability_zero():
-    """With log-probabilities over the allowed tokens; skipped forwards and run ones must agree."""
-    model = tiny_model("phi3", 10)
-    model.lm_head.bias = torch.nn.Parameter(torch.zeros(10))
-    with torch.no_grad():
-        model.lm_head.bias[3] = -torch.inf
-    trie = ItemTrie.build([[1, 3], [2, 4], [2, 5]])
-    for exclude in ([[1, 2]], [[1, 2], [0]]):
-        prompts = [[1]] * len(exclude)
-        request = SearchRequest(prompts, exclude=exclude, normalize="allowed")
-        beam = beam_search(model, request, trie, 1)
-        fast = speculative_beam_search(model, None, request, trie, 1)
-        assert beam.rows[0].tolist() == fast.rows[0].tolist() == [0]
-        assert beam.scores[0].tolist() == fast.scores[0].tolist() == [0.0]
-        assert beam.certificates == fast.certificates
 
 
 def test_whole_numbers_of_a_filter_are_compared_exactly():

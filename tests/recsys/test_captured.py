@@ -83,9 +83,6 @@ def test_counters_are_those_of_a_search_on_captured_passes():
             request = SearchRequest(history, candidates=candidates)
             expected = beam_search(plain, request, TRIE, K).stats
             found = decodes.run(Search.of(request, model, TRIE), K).stats
-            padded = {stats.padded_tokens for stats in found}
-            assert len(padded) == 1
-            assert min(padded) >= 0
             for mine, theirs in zip(found, expected, strict=True):
                 for name in ("target_passes", "target_tokens", "kv_slots", "cached_tokens"):
                     assert getattr(mine, name) == getattr(theirs, name), name

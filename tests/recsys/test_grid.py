@@ -1,6 +1,4 @@
-"""The grid of captured shapes: no pass within it runs without a graph, and padding is limited."""
-
-from itertools import product
+"""The grid of captured shapes: no pass within it runs without a graph."""
 
 import numpy as np
 import pytest
@@ -8,15 +6,12 @@ import torch
 from oracles import random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import SearchRequest, beam_search, speculative
-from recsys.decoding.engine import Engine, find_long_prompts
+from recsys.decoding import beam_search, speculative
+from recsys.decoding.engine import Engine
 from recsys.decoding.grid import Grid
 from recsys.decoding.planner import MOST_TREE_TOKENS, Plan, is_worth_trying, list_plans
 from recsys.decoding.table import Table
-from recsys.decoding.tree import PromptBatch, TokenTree
-from recsys.errors import NonFiniteError
-from recsys.models.graphs import BATCHES, PassGraphs, PassShape, list_sizes
-from recsys.models.tree_forward import TreeModel
+from recsys.models.graphs import BATCHES, PassShape, list_sizes
 from recsys.modes import Mode
 
 TARGET = tiny_model("llama-gqa", layers=1, hidden=16, dtype=torch.float64)
@@ -34,7 +29,6 @@ def engine():
         TARGET, TRIE, draft=DRAFT, draft_nodes=30, prefix_bytes=1 << 22, prompt_slots=LONGEST,
         graphs=True,
     )  # fmt: skip
-    each.target.most_padding = each.draft.most_padding = 64
     each.captures.capture_passes(MOST, LONGEST, BEAMS, each.plans)
     return each
 
@@ -83,79 +77,6 @@ def test_smaller_k_uses_the_same_graphs(engine):
         engine.decode(prompts_of("cold", 32, RNG), beams, mode="beam")
         engine.decode(prompts_of("cold", 3, RNG), beams, mode="draft")
     assert eager_passes(engine) == before
-
-
-def test_long_prompts_among_kept_ones_change_no_answer(engine):
-    rng = np.random.default_rng(1)
-    for mode, at in (("beam", 0), ("beam", 3), ("draft", 7)):
-        engine.forget()
-        engine.decode([h[:-4] for h in HISTORIES[:8]], 1, mode="draft")
-        prompts = [*HISTORIES[:8]]
-        prompts[at] = rng.integers(1, 64, LONGEST)
-        exclude = [rng.integers(0, TRIE.num_rows, 9) for _ in prompts]
-        request = SearchRequest(prompts, exclude=exclude)
-        expected = beam_search(TARGET, request, TRIE, BEAMS)
-        found = engine.decode(request, BEAMS, mode=mode).beams
-        assert torch.equal(found.rows, expected.rows)
-        torch.testing.assert_close(found.scores, expected.scores, atol=1e-10, rtol=0)
-        cached = [s.cached_tokens for s in found.stats]
-        assert cached == [0 if i == at else 40 for i in range(8)]
-
-
-def test_errors_name_requests_as_they_were_given(engine, monkeypatch):
-    def broken(_, search, *__, **___):
-        raise NonFiniteError([0] if len(search) == 1 else [0, 2])  # the new prompt is run apart
-
-    monkeypatch.setattr(engine, "_follow", broken)
-    engine.forget()
-    monkeypatch.setattr(engine, "_new_tokens", lambda _: np.array([4, 4, 4, 90, 4]))
-    with pytest.raises(NonFiniteError) as caught:
-        engine.decode(HISTORIES[:5], BEAMS)
-    assert caught.value.requests == (0, 2, 3)
-
-
-def test_a_new_prompt_among_kept_ones_pays_its_tokens_alone(engine):
-    padded = []
-    for limit in (None, 64):
-        engine.target.most_padding = limit
-        engine.forget()
-        engine.decode([h[:-4] for h in HISTORIES[:31]], 1, mode="beam")
-        prompts = [*HISTORIES[:31], RNG.integers(1, 64, LONGEST)]
-        stats = engine.decode(prompts, BEAMS, mode="beam").beams.stats
-        assert sorted(s.cached_tokens for s in stats)[0] == 0
-        padded.append(stats[0].padded_tokens)
-    # 44 or 48 tokens for 31 requests that need 4, against 40 or 48 for one request alone
-    assert padded[0] > 35
-    assert padded[1] < padded[0] / 2
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-def test_padding_is_counted(graphs):
-    model = TreeModel(TARGET)
-    model._native = None
-    if graphs:
-        captured = PassGraphs.attach(model, batch=4, slots=64)
-        captured.warm_up([PassShape(4, 16, 32, 8)])
-    prompts = [np.arange(1, 13), np.arange(1, 5), np.arange(1, 13)]  # 28 tokens
-    with TokenTree(model, PromptBatch.of(prompts, model), 8) as tree:
-        tree.forward()
-        run = 64 if graphs else 36
-        assert [tree.stats(i).padded_tokens for i in range(3)] == [round((run - 28) / 3)] * 3
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_long_prompts_are_those_that_save_most(seed):
-    rng = np.random.default_rng(seed)
-    new = rng.integers(1, 50, rng.integers(1, 9))
-
-    def tokens(apart):
-        return sum(len(part) * part.max(initial=0) for part in (new[apart], new[~apart]))
-
-    chosen = find_long_prompts(new, 0)
-    ways = np.array(list(product((False, True), repeat=len(new))))
-    assert tokens(chosen) == min(map(tokens, ways))
-    saved = tokens(np.zeros(len(new), bool)) - tokens(chosen)
-    assert not find_long_prompts(new, saved).any()
 
 
 @pytest.mark.parametrize("most", [1, 8, 9, 24, 100, 201, 4096])

@@ -101,7 +101,7 @@ def test_prompts_that_are_not_finite_are_never_stored():
     # Attention weighs masked values by 0, and 0 x NaN is NaN: what comes before is broken, too.
     assert tree.prefixes.used > 0
     tokens = np.array([[*shared, 9, 9, 9, 9, 9], [*shared, BROKEN, 1, 1, 1, 1]])
-    assert tree.prefixes.known("", tokens, [13, 13]).tolist() == [0, 0]
+    assert tree.prefixes.known(tokens, [13, 13]).tolist() == [0, 0]
     assert tree.prefixes.used == 0
     expected = beam_search(model(), [[*shared, 2]], TRIE, 4)
     found = beam_search(tree, [[*shared, 2]], TRIE, 4)
@@ -144,15 +144,6 @@ def test_finite_requests_of_a_failed_batch_are_stored():
     found = beam_search(tree, [CLEAN[2]], TRIE, 4)
     assert found.stats[0].cached_tokens == 4
     assert torch.equal(found.rows, expected.rows)
-
-
-def test_a_dropped_version_is_forgotten_before_it_is_checked():
-    tree = TreeModel.of(model())
-    tree.keep_prefixes(1 << 20)
-    with pytest.raises(NonFiniteError):
-        beam_search(tree, [[1, 2, 3, 4, BROKEN, 6, 7, 8, 9]], TRIE, 4)
-    tree.prefixes.drop("")
-    assert tree.prefixes.used == 0
 
 
 def test_a_distribution_without_probability_is_an_error(monkeypatch):

@@ -30,29 +30,28 @@ def pad(prompts):
 
 
 class Twin:
-    """What a model would compute: one random row for each (version, tokens up to here)."""
+    """What a model would compute: one random row for each run of tokens."""
 
     def __init__(self, seed=0):
         self.rows, self.draw = {}, torch.Generator().manual_seed(seed)
 
-    def row(self, version, prefix):
-        if (version, prefix) not in self.rows:
-            row = torch.randn(LAYERS, 2, HEADS, SIZE, generator=self.draw)
-            self.rows[version, prefix] = row
-        return self.rows[version, prefix]
+    def row(self, prefix):
+        if prefix not in self.rows:
+            self.rows[prefix] = torch.randn(LAYERS, 2, HEADS, SIZE, generator=self.draw)
+        return self.rows[prefix]
 
-    def cache(self, version, prompts, slots=SLOTS):
+    def cache(self, prompts, slots=SLOTS):
         """The working cache after these prompts; slots behind a prompt are NaN."""
         cache = torch.full((LAYERS, 2, len(prompts), slots, HEADS, SIZE), torch.nan)
         for b, prompt in enumerate(prompts):
             for p in range(len(prompt)):
-                cache[:, :, b, p] = self.row(version, tuple(prompt[: p + 1]))
+                cache[:, :, b, p] = self.row(tuple(prompt[: p + 1]))
         return cache
 
-    def insert(self, store, version, prompts):
-        store.insert(version, *pad(prompts), self.cache(version, prompts))
+    def insert(self, store, prompts):
+        store.insert(*pad(prompts), self.cache(prompts))
 
-    def check(self, store, hit, version, prompts):
+    def check(self, store, hit, prompts):
         """Load a hit and compare every slot: right rows in front, nothing touched behind."""
         cache = torch.full((LAYERS, 2, len(prompts), SLOTS, HEADS, SIZE), -7.0)
         store.load(hit, cache)
@@ -61,22 +60,20 @@ class Twin:
             assert cached <= max(0, len(prompt) - 1)
             for p in range(SLOTS):
                 if p < cached:
-                    assert torch.equal(
-                        cache[:, :, b, p], self.rows[version, tuple(prompt[: p + 1])]
-                    )
+                    assert torch.equal(cache[:, :, b, p], self.rows[tuple(prompt[: p + 1])])
                 else:
                     assert (cache[:, :, b, p] == -7).all()
 
 
-def cached(store, prompt, version="v"):
+def cached(store, prompt):
     """Tokens found of one prompt. The lookup counts as use of what it finds."""
-    with store.lookup(version, *pad([prompt])) as hit:
+    with store.lookup(*pad([prompt])) as hit:
         return int(hit.cached[0])
 
 
 def assert_sound(store):
     """Every block is in use or free; without holders it can be evicted, after its children."""
-    stored = [block for root in store._roots.values() for block in root.descendants()]
+    stored = list(store._root.descendants())
     numbers = [block.number for block in stored] + store._free
     assert len(set(numbers)) == len(numbers)
     assert store.held or len(numbers) == store.blocks  # dropped blocks may still be held
@@ -92,11 +89,11 @@ def assert_sound(store):
 
 def test_whole_blocks_are_found():
     store, twin = store_of(8), Twin()
-    twin.insert(store, "v", [range(10)])
+    twin.insert(store, [range(10)])
     assert store.used == 2
     assert [cached(store, range(n)) for n in (10, 9, 8, 4, 0)] == [8, 8, 4, 0, 0]
     # what was shorter than a block is computed again and then stored
-    twin.insert(store, "v", [range(12)])
+    twin.insert(store, [range(12)])
     assert cached(store, range(13)) == 12
     assert store.used == 3
 
@@ -104,10 +101,10 @@ def test_whole_blocks_are_found():
 def test_the_oldest_leaf_goes_first_and_a_used_path_stays():
     store, twin = store_of(5), Twin()
     old, new = [1] * 9, [2] * 9
-    twin.insert(store, "v", [old])
-    twin.insert(store, "v", [new])
+    twin.insert(store, [old])
+    twin.insert(store, [new])
     assert cached(store, old) == 8  # now `new` is the older one
-    twin.insert(store, "v", [[3] * 9])
+    twin.insert(store, [[3] * 9])
     assert cached(store, old) == 8
     assert cached(store, [3] * 9) == 8
     assert cached(store, new) == 4  # its leaf went, its first block did not have to
@@ -117,10 +114,10 @@ def test_the_oldest_leaf_goes_first_and_a_used_path_stays():
 
 def test_a_prompt_longer_than_the_pool_is_stored_in_part():
     store, twin = store_of(3), Twin()
-    twin.insert(store, "v", [range(21)])
+    twin.insert(store, [range(21)])
     assert cached(store, range(21)) == 12
     # its own blocks are not given up for its own rest, nor for its batch mates
-    twin.insert(store, "v", [range(21), [9] * 8])
+    twin.insert(store, [range(21), [9] * 8])
     assert cached(store, range(21)) == 12
     assert cached(store, [9] * 8) == 0
     assert_sound(store)
@@ -129,15 +126,15 @@ def test_a_prompt_longer_than_the_pool_is_stored_in_part():
 def test_tokens_of_any_integer_type_are_the_same_tokens():
     store, twin = store_of(4), Twin()
     tokens, lengths = pad([range(9)])
-    store.insert("v", tokens.astype(np.int32), lengths, twin.cache("v", [range(9)]))
+    store.insert(tokens.astype(np.int32), lengths, twin.cache([range(9)]))
     for kind in (np.uint8, np.int64):
-        with store.lookup("v", np.asfortranarray(tokens.astype(kind)), [9]) as hit:
+        with store.lookup(np.asfortranarray(tokens.astype(kind)), [9]) as hit:
             assert hit.cached.tolist() == [8]
 
 
 def test_a_failed_insert_stores_nothing(monkeypatch):
     store, twin = store_of(8), Twin()
-    twin.insert(store, "v", [range(5)])
+    twin.insert(store, [range(5)])
 
     def fail(*_):
         raise MemoryError
@@ -145,10 +142,10 @@ def test_a_failed_insert_stores_nothing(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(store, "_send", fail)
         with pytest.raises(MemoryError):
-            twin.insert(store, "v", [range(13), range(13), [*range(8), 1, 1, 1, 1]])
-        hit = store.lookup("v", *pad([range(13)]))
+            twin.insert(store, [range(13), range(13), [*range(8), 1, 1, 1, 1]])
+        hit = store.lookup(*pad([range(13)]))
         with pytest.raises(MemoryError), hit:
-            store.load(hit, twin.cache("v", [range(13)]))
+            store.load(hit, twin.cache([range(13)]))
     assert store.held == 0
     assert store.used == 1
     assert cached(store, range(13)) == 4
@@ -160,13 +157,13 @@ def test_a_working_cache_may_be_the_front_of_a_larger_storage():
     prompts = [list(range(9)), [4] * 6]
     storage = torch.full((LAYERS, 2, 5 * SLOTS, HEADS, SIZE), torch.nan)
     front = storage[:, :, : 3 * SLOTS].unflatten(2, (3, SLOTS))  # one request more than needed
-    front[:, :, :2] = twin.cache("v", prompts)
-    store.insert("v", *pad(prompts), front)
+    front[:, :, :2] = twin.cache(prompts)
+    store.insert(*pad(prompts), front)
     storage.fill_(-7)
-    with store.lookup("v", *pad(prompts)) as hit:
-        twin.check(store, hit, "v", prompts)
+    with store.lookup(*pad(prompts)) as hit:
+        twin.check(store, hit, prompts)
         store.load(hit, front)
-    assert torch.equal(front[:, :, 0, :8], twin.cache("v", prompts)[:, :, 0, :8])
+    assert torch.equal(front[:, :, 0, :8], twin.cache(prompts)[:, :, 0, :8])
     assert (storage[:, :, 3 * SLOTS :] == -7).all()
 
 
@@ -178,20 +175,20 @@ def test_errors_name_the_value_and_the_way_out():
     store, twin = store_of(4), Twin()
     tokens, lengths = pad([range(9)])
     with pytest.raises(ValueError, match=r"lengths are \[10\]; give one integer from 0 to 9"):
-        store.lookup("v", tokens, [10])
+        store.lookup(tokens, [10])
     with pytest.raises(ValueError, match="for each of the 1 prompts"):
-        store.lookup("v", tokens, [9, 9])
+        store.lookup(tokens, [9, 9])
     with pytest.raises(ValueError, match=r"give integers \(B, T\)"):
-        store.lookup("v", tokens.astype(float), lengths)
-    cache = twin.cache("v", [range(9)])
+        store.lookup(tokens.astype(float), lengths)
+    cache = twin.cache([range(9)])
     with pytest.raises(ValueError, match="slots >= 9"):
-        store.insert("v", tokens, lengths, cache[:, :, :, :8])
+        store.insert(tokens, lengths, cache[:, :, :, :8])
     with pytest.raises(ValueError, match=r"torch\.float64 .* on cpu; .* need torch\.float32"):
-        store.insert("v", tokens, lengths, cache.double())
+        store.insert(tokens, lengths, cache.double())
     with pytest.raises(RuntimeError, match="stride"):
-        store.insert("v", tokens, lengths, cache.repeat(1, 1, 2, 1, 1, 1)[:, :, :, :9])
-    store.insert("v", tokens, lengths, cache)
-    hit = store.lookup("v", tokens, lengths)
+        store.insert(tokens, lengths, cache.repeat(1, 1, 2, 1, 1, 1)[:, :, :, :9])
+    store.insert(tokens, lengths, cache)
+    hit = store.lookup(tokens, lengths)
     with pytest.raises(ValueError, match="not held by this store"):
         store_of(4).load(hit, cache)
     store.release(hit)
@@ -201,12 +198,10 @@ def test_errors_name_the_value_and_the_way_out():
 
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1), max_size=SLOTS), min_size=1, max_size=4)
-VERSIONS = st.sampled_from(["a", "b"])
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["insert", "lookup", "both"]), VERSIONS, PROMPTS),
+        st.tuples(st.sampled_from(["insert", "lookup", "both"]), PROMPTS),
         st.tuples(st.just("release"), st.integers(0, 9)),
-        st.tuples(st.just("drop"), VERSIONS),
         st.tuples(st.just("clear")),
     ),
     max_size=30,
@@ -224,28 +219,25 @@ def test_loaded_values_are_those_inserted_for_the_same_tokens(steps, block, bloc
             hit = live.pop(arguments[0] % len(live))[0]
             store.release(hit)
             store.release(hit)  # counts once
-        elif action == "drop":
-            store.drop(arguments[0])
-            known = {(version, prefix) for version, prefix in known if version != arguments[0]}
         elif action == "clear":
             store.clear()
             known = set()
         if action in ("lookup", "both"):
-            version, prompts = arguments
-            hit = store.lookup(version, *pad(prompts))
-            live.append((hit, version, prompts))
-            twin.check(store, hit, version, prompts)
+            (prompts,) = arguments
+            hit = store.lookup(*pad(prompts))
+            live.append((hit, prompts))
+            twin.check(store, hit, prompts)
             for prompt, found in zip(prompts, hit.cached.tolist(), strict=True):
                 ends = range(0, len(prompt), block)
-                best = max((n for n in ends if (version, tuple(prompt[:n])) in known), default=0)
+                best = max((n for n in ends if tuple(prompt[:n]) in known), default=0)
                 assert found <= best
                 if blocks == 10_000:
                     assert found == best
         if action in ("insert", "both"):
-            version, prompts = arguments
-            twin.insert(store, version, prompts)
+            (prompts,) = arguments
+            twin.insert(store, prompts)
             for prompt in prompts:
-                known |= {(version, tuple(prompt[:n])) for n in range(block, len(prompt) + 1)}
+                known |= {tuple(prompt[:n]) for n in range(block, len(prompt) + 1)}
         assert bool(store.held) == any(hit.cached.any() for hit, *_ in live)
         assert_sound(store)
     for held in live:
@@ -258,19 +250,17 @@ def test_loaded_values_are_those_inserted_for_the_same_tokens(steps, block, bloc
 def test_threads_share_a_store():
     store, prompts = store_of(12), [[n // 4 % 3, *[n % 4] * (4 + n)] for n in range(18)]
     twin = Twin()
-    for version in "ab":
-        twin.cache(version, prompts)  # every row is drawn before threads read them
+    twin.cache(prompts)  # every row is drawn before threads read them
 
     def work(seed):
         rng = np.random.default_rng(seed)
         for _ in range(120):
             mine = [prompts[i] for i in rng.integers(0, len(prompts), 2)]
-            version = "ab"[rng.integers(2)]
-            with store.lookup(version, *pad(mine)) as hit:
-                twin.check(store, hit, version, mine)
-                twin.insert(store, version, mine)
+            with store.lookup(*pad(mine)) as hit:
+                twin.check(store, hit, mine)
+                twin.insert(store, mine)
             if rng.random() < 0.05:
-                store.drop(version)
+                store.clear()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))

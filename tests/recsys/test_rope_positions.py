@@ -69,7 +69,7 @@ def test_a_kept_history_scores_as_a_new_one(kind):
     model.keep_prefixes(1 << 20)
     long = prompt_of(longest_prompt(kind))
     search(model, [long[:8]])
-    assert model.prefixes.known("", [long], [len(long)]).all()
+    assert model.prefixes.known([long], [len(long)]).all()
     check_alone(search(model, [long]), kind, [long])
 
 

@@ -182,9 +182,9 @@ def on_meta():
 def finished(like):
     """What a device would tell a search: all requests are done, and everything is finite."""
     values = torch.ones(like.shape, dtype=torch.float64)
-    if like.dim() == 2 and like.shape[1] > 6:
-        done = torch.tensor([4.0, 3, 0, 0, 1])  # level, accepted, missing, forced, finite
-        values[:, 1:6], values[:, 0] = done, torch.arange(len(values))
+    if like.dim() == 2 and like.shape[1] > 5:
+        done = torch.tensor([4.0, 3, 0, 1])  # level, accepted, missing, finite
+        values[:, 1:5], values[:, 0] = done, torch.arange(len(values))
     return values.to(like.dtype)
 
 

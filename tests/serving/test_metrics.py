@@ -90,9 +90,6 @@ def test_queue_depth_and_filter_cache_are_read_on_demand():
 
 def test_captured_graphs_are_told_by_model():
     metrics = Metrics()
-    assert value(metrics, "padded_tokens_total") == 0
-    metrics.answered({"total": 0.1}, stats={"target_passes": 1, "padded_tokens": 6})
-    assert value(metrics, "padded_tokens_total") == 6
     told = EngineStatistics(
         passes=9, decodes=4, seconds=2.5, device_bytes=1000, replays=7, patched=3,
         fallbacks={"beams": 2, "catalog": 1}, eager_passes={"cache": 5},

@@ -18,8 +18,7 @@ from recsys.serving.settings import TextFormat
 from recsys.serving.texts import PASS, PROMPT
 from recsys.text import json_schema, regex, sample
 from recsys.text.grammar_constraint import Parser
-from recsys.text.sample import SampledText
-from recsys.text.stopping import StoppedError
+from recsys.text.sample import SampledText, StoppedError
 from recsys.text.tokenizer import TextTokenizer
 
 PATH = "/v1/texts"

@@ -246,7 +246,6 @@ class CapturedSuite:
             "kind": [
                 SearchRequest(one, seeds=[1]),
                 SearchRequest(one, boosts=[BOOST]),
-                SearchRequest(one, normalize="allowed"),
             ],
             "prompt": [
                 [np.arange(1, LONGEST + 2)],
@@ -294,7 +293,7 @@ class CapturedSuite:
                 decodes.run(Search.of(mixed, models[0], TRIE), K)
             assert caught.value.requests == (1, 2)
             same(decodes.run(Search.of(clean, models[0], TRIE), K), expected)
-        assert models[0].prefixes.known("", np.array(mixed[1:2]), [9]).tolist() == [4]
+        assert models[0].prefixes.known(np.array(mixed[1:2]), [9]).tolist() == [4]
         assert all(model.pool.lent == model.prefixes.held == 0 for model in models)
 
     @classmethod

@@ -215,8 +215,6 @@ def reference_beam_search(
     prompt: NDArray[np.int64],
     catalog: NDArray[np.int64],
     num_beams: int,
-    *,
-    normalize: str = "vocabulary",
 ) -> list[tuple[tuple[int, ...], float]]:
     """Beam search in plain Python that recomputes everything: (sequence, score), best first.
 
@@ -232,10 +230,8 @@ def reference_beam_search(
             with torch.inference_mode():
                 logits = model(tokens).logits[0, -1].double()
             allowed = sorted(p[-1] for p in prefixes if p[:-1] == sequence)
-            total = logits.logsumexp(-1) if normalize == "vocabulary" else None
-            if total is None and allowed:
-                total = logits[allowed].logsumexp(-1)
-            candidates += [((*sequence, t), score + float(logits[t] - total)) for t in allowed]
+            logits = logits - logits.logsumexp(-1)
+            candidates += [((*sequence, t), score + float(logits[t])) for t in allowed]
         beams = sorted(candidates, key=lambda c: (-c[1], c[0]))[:num_beams]
     return beams
 

@@ -41,7 +41,6 @@ class Case:
         excluded: rows of each request.
         gains: of each request (items,) boosts, or None.
         candidates: rows of each request whose scores are asked for; None asks for none.
-        normalize: "vocabulary" or "allowed".
     """
 
     items: Any
@@ -50,7 +49,6 @@ class Case:
     excluded: list[np.ndarray]
     gains: list[np.ndarray | None]
     candidates: list[np.ndarray] | None
-    normalize: str
 
     def __post_init__(self) -> None:
         self.trie = ItemTrie.build(self.items)
@@ -66,7 +64,6 @@ class Case:
             masks=[None if a is None else RowMask.of(self.trie, a[place]) for a in self.allowed],
             boosts=[None if g is None else Boost.of(self.trie, g[place]) for g in self.gains],
             candidates=self.candidates,
-            normalize=self.normalize,
         )
 
     @torch.inference_mode()
@@ -109,11 +106,7 @@ class Expected:
         for prefix in prefixes:
             before, token = prefix[:-1], prefix[-1]
             values = logits[before]
-            among = slice(None)
-            if case.normalize == "allowed":
-                among = sorted({row[len(before)] for row in self.rows
-                                if row[: len(before)] == before} | {token})  # fmt: skip
-            step = float(values[token] - values[among].logsumexp(-1))
+            step = float(values[token] - values.logsumexp(-1))
             self.log_probs[prefix] = self.log_probs[before] + step
 
     def worth(self, prefix: Row) -> float:
@@ -151,7 +144,7 @@ def thin(rng: np.random.Generator, items: int, levels: int) -> np.ndarray:
 
 
 @st.composite
-def cases(draw: Any, *, normalizes: tuple[str, ...] = ("vocabulary", "allowed")) -> Case:
+def cases(draw: Any) -> Case:
     """Catalogs of any form, and batches with any mixture of restrictions."""
     rng = np.random.default_rng(draw(st.integers(0, 100_000)))
     items, levels = draw(st.sampled_from([1, 7, 40, 120, 300])), draw(st.integers(1, 5))
@@ -165,9 +158,8 @@ def cases(draw: Any, *, normalizes: tuple[str, ...] = ("vocabulary", "allowed"))
     share = draw(st.sampled_from([None, None, 0.0, 0.05, 0.5, 1.0]))
     excluded = draw(st.sampled_from([0.0, 0.0, 0.1, 0.8, 1.0]))
     strength = draw(st.sampled_from([None, None, 0.5, 5.0]))
-    normalize = draw(st.sampled_from(normalizes))
     candidates = None
-    if normalize == "vocabulary" and draw(st.booleans()):
+    if draw(st.booleans()):
         candidates = [rng.integers(0, trie.num_rows, rng.integers(0, 12)) for _ in prompts]
     none = [None] * len(prompts)
     return Case(
@@ -182,7 +174,6 @@ def cases(draw: Any, *, normalizes: tuple[str, ...] = ("vocabulary", "allowed"))
             for _ in prompts
         ],
         candidates,
-        normalize,
     )  # fmt: skip
 
 
@@ -202,12 +193,10 @@ def broken_model(tokens: Any, value: float = math.nan) -> Any:
 class SearchSuite:
     """Tests of one way to search.
 
-    A subclass has `search`, and says in `normalizes` over what it takes log-probabilities. Its
-    answers are beam search's, or those of an exhaustive search if it is `complete`; it has a pass a
-    level, or a forced level, if it is `level_by_level`.
+    A subclass has `search`. Its answers are beam search's, or those of an exhaustive search if it
+    is `complete`; it has a pass a level if it is `level_by_level`.
     """
 
-    normalizes: tuple[str, ...] = ("vocabulary", "allowed")
     complete = False
     level_by_level = False
 
@@ -218,7 +207,7 @@ class SearchSuite:
     @given(data=st.data(), num_beams=st.sampled_from([1, 2, 3, 5, 9, 22]))
     @settings(max_examples=60, deadline=None)
     def test_answers_are_those_of_plain_python(self, data: Any, num_beams: int) -> None:
-        case = data.draw(cases(normalizes=self.normalizes))
+        case = data.draw(cases())
         found = self.search(TARGET, case.request, case.trie, num_beams)
         for i in range(len(case.prompts)):
             right = Expected(case, TARGET, i)
@@ -235,7 +224,7 @@ class SearchSuite:
             stats = found.stats[i]
             assert self.complete or stats.target_passes <= case.trie.num_levels
             if self.level_by_level:
-                assert stats.target_passes + stats.forced_levels == case.trie.num_levels
+                assert stats.target_passes == case.trie.num_levels
             if case.candidates is not None:
                 asked = [right.log_probs[case.rows[r]] for r in case.candidates[i]]
                 line = found.candidate_scores[i].tolist()
@@ -314,7 +303,7 @@ class DrafterSuite(SearchSuite):
     @given(data=st.data(), num_beams=st.integers(1, 12), heat=st.sampled_from([0.3, 1.0, 2.5]))
     @settings(max_examples=30, deadline=None)
     def test_samples_are_those_of_beam_search(self, data: Any, num_beams: int, heat: float) -> None:
-        case = data.draw(cases(normalizes=("vocabulary",)))
+        case = data.draw(cases())
         request = SearchRequest(
             case.prompts, exclude=case.excluded, masks=case.request.masks,
             seeds=range(-2, len(case.prompts) - 2), temperature=heat,

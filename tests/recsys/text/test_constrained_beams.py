@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import byte_level_tokenizer, random_prompts, tiny_model
 
-from recsys.models.tree_forward import TreeModel
 from recsys.text import BeamSettings, generate_text
 from recsys.text.titles import Titles, generate_titles
 from recsys.text.tokenizer import TextTokenizer
@@ -189,13 +188,3 @@ def test_constraints_that_do_not_fit_are_refused(arguments, message):
             5,
             **{"constraint": Titles(["a"], TOKENIZER).constraint(), **arguments},
         )
-
-
-def test_constraints_of_a_batch_end_alike():
-    own = []
-    for end in ("<s>", "</s>"):
-        fast = byte_level_tokenizer([], 258)
-        fast.eos_token = end
-        own.append(Titles(["a"], TextTokenizer(fast)).constraint())
-    with pytest.raises(ValueError, match="differ in their end tokens"):
-        generate(TreeModel(DOUBLE), [np.array([3])] * 2, 2, 5, constraint=own)

@@ -25,7 +25,7 @@ TOKENIZER = TextTokenizer(byte_level_tokenizer(TEXTS * 3, 330), 352)
 COMPILER = GrammarCompiler(TOKENIZER)
 MODEL = tiny_model("llama-gqa", 352)
 SOURCE = 'He said: "Über alles 🎬, the quick\nbrown fox".'
-DRAWS = 2000
+DRAWS = 800
 SUBSTRING = lark(f"start: %regex {json.dumps({'substring_chars': SOURCE})}")
 
 

@@ -145,11 +145,10 @@ def test_a_long_text_equals_hugging_face_and_its_slots_stay_few(architecture):
     assert torch.equal(found.tokens, (tokens[:, :2, : inside.shape[-1]] * inside))
     _, exact = huggingface(DOUBLES[architecture], PROMPTS, 6, 120, eos_token_id=7)
     assert_as_exact(found.scores, scores[:, :2], exact[:, :2])
-    assert found.collections == 14  # after 8, 16 ... 112 tokens; the text ends at 120
     for prompt, live, stats in zip(PROMPTS, found.live, found.stats, strict=True):
         assert len(prompt) + 111 <= live
         # the prompt, and 120 + 6 * (6 + 8) in whole blocks; then a quarter more
-        assert stats.kv_slots == 16 + (208 if max(found.live) < 150 else 272)
+        assert stats.kv_slots == 16 + (208 if live < 150 else 272)
 
 
 @given(seed=st.integers(0, 10_000), every=st.integers(1, 9), rules=rules, budget=st.integers(1, 40))
@@ -158,7 +157,6 @@ def test_collection_does_not_change_answers(seed, every, rules, budget):
     prompts = random_prompts(np.random.default_rng(seed), 3, 9)
     model = TreeModel.of(DOUBLE)
     kept = generate(model, prompts, collect_every=None, **rules)
-    assert kept.collections == 0
     with pytest.MonkeyPatch.context() as patch:
         # just enough for the steps before the first collection: the cache has to grow
         patch.setattr(text, "node_budget", lambda K, _, g: K * g + budget)
@@ -171,7 +169,7 @@ def test_collection_does_not_change_answers(seed, every, rules, budget):
 def test_a_cached_prompt_is_not_run_again():
     store = PrefixStore(DOUBLE.config, DOUBLE.dtype, DOUBLE.device, 1 << 20)
     model = TreeModel(DOUBLE)
-    model.prefixes, model.version = store, "v"
+    model.prefixes = store
     first = generate(model, [np.arange(1, 40)], 3, 12)
     again = generate(model, [np.arange(1, 40)], 3, 12)
     assert first.stats[0].cached_tokens == 0 < again.stats[0].cached_tokens

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import byte_level_tokenizer, tiny_model
+from oracles import byte_level_tokenizer
 
-from recsys.models.tree_forward import TreeModel
 from recsys.text.constraint import DEAD
-from recsys.text.stopping import StoppedError
-from recsys.text.titles import Titles, generate_titles
+from recsys.text.titles import Titles
 from recsys.text.tokenizer import TextTokenizer
 
 TOKENIZER = TextTokenizer(byte_level_tokenizer(["abcab", "bcaab", "ca ab", "Über"], 268))
@@ -118,22 +116,6 @@ def test_a_tokenizer_of_another_kind_is_read_too():
 def test_tokenizers_that_cannot_serve_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         TextTokenizer(**{"tokenizer": byte_level_tokenizer([], 258), **arguments})
-
-
-@pytest.mark.parametrize("passes", [0, 1, 3])
-def test_a_search_stops_before_the_pass_at_which_it_is_told_to(passes):
-    tokenizer, asked = TextTokenizer(byte_level_tokenizer(["Heat", "Hat"], 300)), []
-    titles = Titles(["Heat and cold", "Hat and coat"], tokenizer)
-    model = TreeModel.of(tiny_model("llama", tokenizer.vocabulary_size))
-
-    def stopped():
-        asked.append(None)
-        return len(asked) > passes
-
-    with pytest.raises(StoppedError):
-        generate_titles(model, [[0, 70]], titles, 2, stopped=stopped)
-    assert len(asked) == passes + 1
-    assert model.pool.lent == 0
 
 
 def test_a_catalog_may_have_more_titles_than_the_library_allows_strangers():
