@@ -7,8 +7,6 @@ without a value is available. In histories, all items are understood.
 
 from __future__ import annotations
 
-import hashlib
-import time
 from typing import Any
 
 import numpy as np
@@ -53,26 +51,6 @@ def available_items(items: pa.Table, now: int) -> NDArray[np.bool_] | None:
     rule = standing_rule(attributes, now)
     available = None if rule is None else rule.evaluate(attributes)
     return None if available is None or available.all() else available
-
-
-def digest_of_available(items: pa.Table, now: int) -> str | None:
-    """A digest of which items are available at `now`; None if that does not change with time.
-
-    Args:
-        items: as for `available_items`.
-        now: unix seconds.
-    """
-    used = items.select([name for name in _KINDS if name in items.column_names])
-    if not depends_on_time(Attributes(used, np.arange(len(used), dtype=np.int32))):
-        return None
-    found = available_items(used, now)
-    available = np.ones(len(used), np.bool_) if found is None else found
-    return hashlib.sha256(np.packbits(available).tobytes()).hexdigest()[:16]
-
-
-def this_minute() -> int:
-    """Unix seconds of the last full minute; a live catalog looks availability up once a minute."""
-    return int(time.time()) // MINUTE * MINUTE
 
 
 def depends_on_time(attributes: Attributes) -> bool:

@@ -12,38 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from recsys.artifacts import Output, read_manifest
-from recsys.availability import AVAILABLE, FROM, UNTIL, digest_of_available, this_minute
 from recsys.bundle import CATALOG, EVAL, QUANTIZER, RETRIEVAL, TARGET, VALIDATION, load_sasrec
-from recsys.catalog import FILE as ITEMS
 from recsys.catalog import Catalog
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.devices import CPU, choose_device, is_large, typical_seconds
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, DataError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import PAIR_RULES, fit_baselines, of_available
 from recsys.evaluation.compare import KIND
-from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
-from recsys.evaluation.protocol import (
-    COLD,
-    EvaluationConfig,
-    Lists,
-    Ranker,
-    Result,
-    Seen,
-    evaluate,
-    find,
-    select,
-)
+from recsys.evaluation.protocol import EvaluationConfig, Lists, Ranker, Seen, evaluate, select
 from recsys.evaluation.rankings import CHUNK, rank_histories, rank_users
 from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say
 from recsys.recommender import Recommender
-from recsys.retrieval import ItemItem, search_rules
+from recsys.retrieval import ItemItem, digest, search_rules
 from recsys.retrieval.reranker import LEAST_USERS
 from recsys.semantic_ids.report import health
 
@@ -104,7 +90,7 @@ def evaluate_bundle(
     """Evaluate a bundle and the baselines, and print the tables; returns `out_path`.
 
     Writes `report.json`, `report.html` and `users.parquet` there, unless a report of the same
-    bundle, data, configuration and available items exists. The number of users is lowered to those
+    bundle, data and configuration exists. The number of users is lowered to those
     for whom there is time until `end`, by `time.monotonic`.
 
     Raises:
@@ -115,8 +101,7 @@ def evaluate_bundle(
         "bundle": read_manifest(bundle_path, "bundle").digest,
         "dataset": Dataset.manifest(dataset_path).digest,
     }
-    settings = _settings(config) | _of_today(Path(bundle_path) / CATALOG / ITEMS)
-    output = Output(Path(out_path), KIND, settings, parents, force)
+    output = Output(Path(out_path), KIND, _settings(config), parents, force)
     if not output.is_current():
         _write(Path(bundle_path), Path(dataset_path), config, output, end)
     _show(report.read(Path(out_path)))
@@ -177,18 +162,16 @@ def _write(
     start = time.perf_counter()
     parents = dict(output.parents)
     with output.write(info) as folder:
-        check_no_leak(dataset, config.split)
         warnings = _warnings(recommender.manifest.parents, parents["dataset"])
         known, facts = recommender.retrieval, recommender.manifest.info
         ids, sasrec = facts.get("ids_fitted_on"), facts.get("sasrec_fitted_on")
         if ids is not None or (bundle_path / CATALOG / QUANTIZER).is_dir():  # else imported
-            warnings += check_fitted_on("semantic IDs", ids, dataset, "from the stage 'ids' on")
+            warnings += _check_fitted("semantic IDs", ids, dataset, "from the stage 'ids' on")
         if sasrec is not None:
-            check_fitted_on("SASRec", sasrec, dataset, "from the stage 'sasrec' on")
+            _check_fitted("SASRec", sasrec, dataset, "from the stage 'sasrec' on")
         if known is not None:
             stages = "the stages 'retrieval' and 'bundle'"
-            warnings += check_fitted_on("retrieval", known.fitted_on, dataset, stages)
-            check_counts(known.counts, dataset)
+            warnings += _check_fitted("retrieval", known.fitted_on, dataset, stages)
         alive = recommender.epoch.alive
         available = None if alive.all() else alive
         warnings += _few_users(bundle_path, known is not None)
@@ -221,7 +204,6 @@ def _write(
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
             warnings=warnings,
-            weaknesses=_weaknesses(result),
             served_has_seen_all=known is not None,
         )
         report.write(folder, document, report.per_user(result, dataset))
@@ -269,16 +251,6 @@ def _settings(config: EvaluationConfig) -> dict[str, Any]:
     return settings
 
 
-def _of_today(items: Path) -> dict[str, str]:
-    """Which items are available now, as a setting of the report, if that changes with time."""
-    names = pq.read_schema(items).names if items.is_file() else []
-    used = [name for name in (AVAILABLE, FROM, UNTIL) if name in names]
-    digest = (
-        digest_of_available(pq.read_table(items, columns=used), this_minute()) if used else None
-    )
-    return {} if digest is None else {"available": digest}
-
-
 def _check_catalog(catalog: Catalog, dataset: Dataset) -> None:
     if catalog.item_ids == [str(item_id) for item_id in dataset.item_ids]:
         return
@@ -300,38 +272,23 @@ def _warnings(made_from: dict[str, str], dataset: str) -> list[str]:
     ]
 
 
-def _weaknesses(result: Result) -> list[str]:
-    """Name what is worse than a simpler ranker: the served list, and the model alone."""
-    k = result.config.headline_k
-    about: dict[str, Any] = {"metric": "ndcg", "k": k}
-    served, weaknesses = next(iter(result.rankings)), []
-    kinds = {"next": "the next event", "all": "all events of the split"}
-    fitted = "all events of a later time" if result.facts["baskets"] else "the next event"
-    for seen in result.config.seen_modes:
-        for targets, meaning in kinds.items():
-            for name in result.rankings:
-                worse = _worst(result, served, name, {"seen": seen, "targets": targets})
-                if worse is not None:
-                    weaknesses.append(
-                        f"The served list is worse than {name} for {meaning}, seen items {seen}: "
-                        f"{worse}. It is fitted to {fitted} without seen items; more time "
-                        "(--minutes) may help it."
-                    )
-    weaknesses += _cold_weaknesses(result)
-    about |= {"seen": result.config.seen_modes[0], "targets": result.config.targets}
-    if MODEL not in result.rankings:
-        return weaknesses
-    own = find(result.metrics, ranker=MODEL, **about)["mean"]
-    for name in ("popularity", "item-kNN"):
-        if name in result.rankings:
-            theirs = find(result.metrics, ranker=name, **about)["mean"]
-            if own < theirs:
-                weaknesses.append(
-                    f"The model alone is below {name}: NDCG@{k} {own:.4f} against {theirs:.4f}. "
-                    "More events, more epochs or a SASRec teacher (sasrec.epochs) may help it; the "
-                    "served list does not depend on it alone."
-                )
-    return weaknesses
+def _check_fitted(part: str, fitted_on: str | None, dataset: Dataset, again: str) -> list[str]:
+    """DataError unless a part of a bundle was fitted on the training events and on nothing else.
+
+    `fitted_on` is the `digest` of the histories that it was fitted on. If it is None, the result is
+    a warning for the reader of the report, which names the stages to run `again`.
+    """
+    if fitted_on is None:
+        return [
+            f"The bundle does not say which events its {part} learned from. Run {again} again to "
+            "have that checked."
+        ]
+    if fitted_on != digest(dataset.train_histories):
+        raise DataError(
+            f"leak: the bundle's {part} learned from other events than the data set's training "
+            f"events; run {again} again before measuring"
+        )
+    return []
 
 
 def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
@@ -349,43 +306,10 @@ def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
     ]
 
 
-def _cold_weaknesses(result: Result) -> list[str]:
-    """Where little is known, name the simple baselines that are surely better."""
-    k, seen = result.config.headline_k, result.config.seen_modes[0]
-    weaknesses = []
-    for group, (by, segment) in COLD.items():
-        conditions = {"by": by, "segment": segment, "seen": seen, "metric": "recall", "k": k}
-        for row in result.segments:
-            about = all(row[key] == value for key, value in conditions.items())
-            if about and row["ranker"] in report.SIMPLE and row["gap_high"] < 0:
-                weaknesses.append(
-                    f"For {group} ({row['users']:,} users), the served list is worse than "
-                    f"{row['ranker']}: Recall@{k} {row['gap']:+.4f} ({row['gap_low']:+.4f} to "
-                    f"{row['gap_high']:+.4f})."
-                )
-    return weaknesses
-
-
-def _worst(result: Result, served: str, other: str, where: dict[str, Any]) -> str | None:
-    """The first metric, those of the headline first, by which another ranker is surely better."""
-    first = result.config.headline_k
-    for k in sorted(result.config.ks, key=lambda k: (k != first, k)):
-        for metric, shown in (("ndcg", "NDCG"), ("recall", "Recall")):
-            if other != served:
-                about = {"metric": metric, "k": k, **where}
-                gap = find(result.comparisons, ranker=served, against=other, **about)
-                if gap["high"] < 0:
-                    interval = f"{gap['low']:+.4f} to {gap['high']:+.4f}"
-                    return f"{shown}@{k} {gap['mean']:+.4f} ({interval})"
-    return None
-
-
 def _show(document: dict[str, Any]) -> None:
     """Print warnings, tables and headline."""
     for warning in document["warnings"]:
         say(f"[bold yellow]warning[/bold yellow]: {warning}")
-    for weakness in document["weaknesses"]:
-        say(f"[bold yellow]weakness[/bold yellow]: {weakness}")
     for table in report.tables(document):
         console.print(table)
     for sentence in report.headline(document):

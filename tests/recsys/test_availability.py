@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from toy_bundle import counted_codes, items_table, write_bundle
 
-from recsys.availability import available_items, digest_of_available
+from recsys.availability import available_items
 from recsys.dataset import AVAILABILITY
 from recsys.evaluation.rankings import rank_histories
 from recsys.interactions import Histories
@@ -152,12 +152,3 @@ def test_available_items_of_a_table_are_those_served(recommender, clock, later):
     assert available_items(table, START + later).tolist() == recommender.epoch.alive.tolist()
     assert available_items(table.drop_columns(list(AVAILABILITY)), START) is None
     assert available_items(table.slice(0, 3), START) is None  # all of them are
-
-
-def test_the_digest_changes_with_what_is_available():
-    dated = pa.table({"item_id": ["a", "b"], "available_until": [10.0, 20.0]})
-    digests = [digest_of_available(dated, now) for now in (0, 9, 10, 19, 20)]
-    assert digests[0] == digests[1] != digests[2] == digests[3] != digests[4]
-    assert digests[4] != digests[0]
-    assert digest_of_available(pa.table({"item_id": ["a"], "available": [False]}), 0) is None
-    assert digest_of_available(pa.table({"item_id": ["a"], "available_from": ["soon"]}), 0) is None
