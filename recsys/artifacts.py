@@ -91,7 +91,7 @@ class Workspace:
         Of a run in several processes (`RANK`), the first one holds the lock for all.
 
         Raises:
-            LockedError: another process runs; the message names it.
+            LockedError: another process runs.
         """
         if int(os.environ.get("RANK") or 0) > 0:
             return nullcontext()

@@ -68,86 +68,62 @@ def fill_lists(batch: Batch, width: int, search: Callable[[Batch, int], Lists]) 
 
     Args:
         batch: the requests.
-        width: of the first search.
+        width: of the first search; each further one is twice as wide, up to `MOST_BEAMS`.
         search: finds the best items of a batch, as many as its width.
+
+    Returns:
+        Lists in the order of scores.
     """
-    capped = CappedLists(batch, width)
-    while capped:
-        capped.take(search(capped.part, capped.width))
-    return capped.lists()
-
-
-class CappedLists:
-    """The lists of requests that all have caps, which then count the items of the lists.
-
-    While `part` has requests, it is to be searched with a `width`, and `take` gets what is found.
-    The first search has the given width; each further one is twice as wide, up to 256.
-    """
-
-    def __init__(self, batch: Batch, width: int) -> None:
-        """Begin without items."""
-        self.width = width
-        self._batch = batch
-        self._lists = [CappedList(size) for size in batch.places]
-        self._requests = list(range(len(self._lists)))  # those of `part`, by their place
-        # Pinned items may have closed values already, of which a search would find nothing else.
-        self.part = replace(batch, masks=[_left(batch, i) for i in self._requests])
-        self._first: Lists | None = None
-
-    def __bool__(self) -> bool:
-        """Whether there is more to search for."""
-        return bool(self._requests)
-
-    def take(self, lists: Lists) -> None:
-        """Add what a search of `part` found, and make the next part."""
-        batch, following = self._batch, []
-        self._first = self._first or lists
-        for row, request in enumerate(self._requests):
-            capped, caps = self._lists[request], batch.caps[request]
-            assert caps is not None  # noqa: S101 - all requests have caps
-            if capped.take(self.part, lists, row, caps) and len(capped.items) < capped.places:
-                following.append(request)
-        self._requests, excluded, masks = [], [], []
-        for request in following:
-            mask, own = _left(batch, request), self._lists[request].items
-            hidden = np.append(batch.excluded[request], own).astype(np.int32)
+    capped = [CappedList(size) for size in batch.places]
+    requests, first = list(range(len(capped))), None
+    # Pinned items may have closed values already, of which a search would find nothing else.
+    part = replace(batch, masks=[_left(batch, i) for i in requests])
+    while requests:
+        lists = search(part, width)
+        first, width = first or lists, max(width, min(2 * width, MOST_BEAMS))
+        going_on: list[tuple[int, NDArray[np.int32], RowMask | None]] = []
+        for row, request in enumerate(requests):
+            own = capped[request]
+            found = own.take(part, lists, row, _caps(batch, request))
+            if not found or len(own.items) == own.places:
+                continue
+            mask = _left(batch, request)
+            hidden = np.append(batch.excluded[request], own.items).astype(np.int32)
             if batch.epoch.count_eligible(hidden, mask):
-                self._requests.append(request)
-                excluded.append(hidden)
-                masks.append(mask)
-        self.part = batch.take(self._requests, excluded, masks)
-        self.width = max(self.width, min(2 * self.width, MOST_BEAMS))
-
-    def lists(self) -> Lists:
-        """The lists, as many columns as the longest may have, in the order of scores."""
-        first = self._first
-        items = np.full((len(self._lists), max(self._batch.k)), -1, np.int32)
-        scores = np.full(items.shape, -np.inf, np.float32)
-        source = np.zeros(items.shape, np.int8)
-        for i, capped in enumerate(self._lists):
-            columns, found = slice(len(capped.items)), np.array(capped.scores)
-            order = np.argsort(-found, kind="stable")
-            items[i, columns] = np.array(capped.items, np.int32)[order]
-            scores[i, columns] = found[order]
-            source[i, columns] = np.array(capped.source, np.int8)[order]
-        return Lists(
-            items,
-            scores,
-            source,
-            None if first is None else first.beams,
-            blended=first is not None and first.blended,
-            certificates=[
-                "global-exact" if capped.proven else "approximate" for capped in self._lists
-            ],
-            stats=[capped.stats for capped in self._lists if capped.stats is not None],
+                going_on.append((request, hidden, mask))
+        requests = [request for request, *_ in going_on]
+        part = batch.take(
+            requests, [hidden for _, hidden, _ in going_on], [mask for *_, mask in going_on]
         )
+    items = np.full((len(capped), max(batch.k)), -1, np.int32)
+    scores, source = np.full(items.shape, -np.inf, np.float32), np.zeros(items.shape, np.int8)
+    for i, own in enumerate(capped):
+        order = np.argsort(-np.array(own.scores), kind="stable")
+        columns = slice(len(order))
+        items[i, columns] = np.array(own.items, np.int32)[order]
+        scores[i, columns] = np.array(own.scores)[order]
+        source[i, columns] = np.array(own.source, np.int8)[order]
+    return Lists(
+        items,
+        scores,
+        source,
+        None if first is None else first.beams,
+        blended=first is not None and first.blended,
+        certificates=["global-exact" if own.proven else "approximate" for own in capped],
+        stats=[own.stats for own in capped if own.stats is not None],
+    )
+
+
+def _caps(batch: Batch, i: int) -> Caps:
+    caps = batch.caps[i]
+    assert caps is not None  # noqa: S101 - all requests have caps
+    return caps
 
 
 def _left(batch: Batch, i: int) -> RowMask | None:
     """What a request may still get; None for all items."""
-    caps, mask = batch.caps[i], batch.masks[i]
-    assert caps is not None  # noqa: S101 - all requests have caps
-    items: NDArray[np.bool_] = ~caps.closed()
+    items: NDArray[np.bool_] = ~_caps(batch, i).closed()
+    mask = batch.masks[i]
     if items.all():
         return mask
     return RowMask.of(batch.epoch.trie, items if mask is None else items & mask.items)

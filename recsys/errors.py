@@ -22,7 +22,7 @@ class ArtifactError(RecsysError, ValueError):
 
 
 class LockedError(RecsysError):
-    """Another process uses what only one may use at a time; the text names the process."""
+    """Another process uses what only one may use at a time; the text names what it is."""
 
 
 class FilterError(RecsysError, ValueError):

@@ -373,7 +373,7 @@ class Epochs:
             added, record = added.kept(rows, record[rows])
             codes, tokens = codes[rows], tokens[rows]
         for _, table, _ in news:
-            added.columns.extend(table)
+            added.extend(table)
             if self._describe is not None:
                 added.describe(self._describe(table))
         positions = [added.append(item) for items, _, _ in news for item in items]
@@ -432,7 +432,7 @@ class _Growing:
 
 
 def _attributes(trie: ItemTrie, added: AddedItems, record: NDArray[np.int32]) -> EpochAttributes:
-    return EpochAttributes(added.base.items, trie.row_items, source=added.columns, record=record)
+    return EpochAttributes(added.base.items, trie.row_items, added=added.table(), record=record)
 
 
 def build_trie(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:

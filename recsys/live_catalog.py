@@ -1,13 +1,12 @@
 """Storage of a catalog that changes, in which a new epoch copies as little as possible. NumPy only.
 
-A *record* is what is known of an item: from the bundle, or from a later update. Records, ids and
-columns only grow, and all epochs share them. An epoch has arrays of its own (the record of each
+A *record* is what is known of an item: from the bundle, or from a later update. Records and ids
+only grow, and all epochs share them. An epoch has arrays of its own (the record of each
 item, its codes, whether it can be recommended) and never reads beyond their ends.
 """
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from recsys.arguments import spelled
 from recsys.availability import AVAILABLE
 from recsys.catalog import Catalog
-from recsys.constraint.attributes import Attributes, Column
+from recsys.constraint.attributes import Attributes, Column, read_column
 from recsys.retrieval.later import LaterItems
 
 FIXED = ("item_id", "title", "text")
@@ -31,6 +30,7 @@ TOP = "_top"  # the end of the name of a column with the first values of lists
 RECORD_BYTES = 500  # of a record without its texts and attributes, about
 MOST_WASTE = 1 / 32  # share of a catalog's bytes that removed and replaced records may have
 LEAST_WASTE = 1 << 16  # bytes that are not worth the time to free them
+MOST_TABLES = 64  # of added records, before they are joined
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,19 @@ class AddedItems:
         index: place of each in `ids`.
         records: added records, as they were given.
         sizes: bytes of each, about.
-        columns: attributes of all records.
+        tables: rows of all records, in the schema of the bundle's items.
         content: what retrieval knows of the added records; None if it knows nothing.
     """
 
-    def __init__(
-        self, base: Catalog, columns: Columns | None = None, content: LaterItems | None = None
-    ) -> None:
+    def __init__(self, base: Catalog) -> None:
         """Begin with the bundle's items."""
-        self.base, self.content = base, content
+        self.base = base
+        self.content: LaterItems | None = None
         self.ids: list[str] = []
         self.index: dict[str, int] = {}
         self.records: list[NewItem] = []
         self.sizes = array("q")
-        self.columns = columns or Columns(base.items)
+        self.tables: list[pa.Table] = []
 
     @cached_property
     def derived(self) -> dict[str, str]:
@@ -124,6 +123,16 @@ class AddedItems:
         self.records.append(item)
         return dense, len(self.base) + len(self.records) - 1
 
+    def extend(self, table: pa.Table) -> None:
+        """Add the rows of records that are appended next."""
+        self.tables.append(table)
+        if len(self.tables) > MOST_TABLES:
+            self.tables = [self.table().combine_chunks()]
+
+    def table(self) -> pa.Table:
+        """The rows of all added records."""
+        return pa.concat_tables([self.base.items.slice(0, 0), *self.tables])
+
     def bytes_of_records(self) -> NDArray[np.int64]:
         """(records,) `sizes` now; of a copy, since an array that NumPy reads cannot grow."""
         return np.frombuffer(self.sizes[:], np.int64)
@@ -142,13 +151,13 @@ class AddedItems:
         record of each.
         """
         size = len(self.base)
-        copy = AddedItems(self.base, Columns(self.base.items, self.columns))
+        copy = AddedItems(self.base)
         copy.ids = [self.ids[i - size] for i in items[size:].tolist()]
         copy.index = {item_id: i for i, item_id in enumerate(copy.ids)}
         new = np.flatnonzero(record >= size)
         copy.records = [self.records[r - size] for r in record[new].tolist()]
         copy.sizes = array("q", self.bytes_of_records()[record[new] - size].tobytes())
-        copy.columns.extend(_taken(self.columns.added(), record[new] - size))
+        copy.extend(_taken(self.table(), record[new] - size))
         if self.content is not None:
             copy.content = self.content.take(record[new] - size)
         renumbered = record.copy()
@@ -192,7 +201,7 @@ class EpochCatalog:
         base = self.added.base
         if len(self.record) == len(base) and (self.record < len(base)).all():
             return base.items
-        tables = pa.concat_tables([base.items, self.added.columns.added()])
+        tables = pa.concat_tables([base.items, self.added.table()])
         return tables.take(pa.array(self.record))
 
     @cached_property
@@ -312,61 +321,24 @@ def settable(catalog: Catalog) -> Catalog:
     return replace(catalog, items=catalog.items.append_column(AVAILABLE, nothing))
 
 
-class Columns:
-    """Attributes of all records, in the order of records; safe for several threads.
-
-    Attributes:
-        base: the bundle's items.
-    """
-
-    def __init__(self, base: pa.Table, like: Columns | None = None) -> None:
-        """Begin with the bundle's items; columns of them that `like` has read are shared."""
-        self.base = base
-        self._tables: list[pa.Table] = []
-        self._read: dict[str, Column] = {} if like is None else like._read
-        self._grown: dict[str, tuple[Column, int]] = {}  # with the number of tables it includes
-        self._lock = threading.Lock()
-
-    def extend(self, table: pa.Table) -> None:
-        """Add records, in the schema of the bundle's items."""
-        self._tables.append(table)
-
-    def added(self) -> pa.Table:
-        """All added records."""
-        return pa.concat_tables([self.base.slice(0, 0), *self._tables])
-
-    def column(self, name: str) -> Column:
-        """One column, of all records that exist now or more; errors are those of `Attributes`."""
-        with self._lock:
-            if name not in self._read:
-                order = np.arange(self.base.num_rows, dtype=np.int32)
-                self._read[name] = Attributes(self.base, order).column(name)
-            column, done = self._grown.get(name, (self._read[name], 0))
-            tables = self._tables[done:]
-            if tables:
-                if not done:  # the words of records go with the records
-                    column = replace(column, words=dict(column.words))
-                table = pa.concat_tables(tables)
-                order = np.arange(table.num_rows, dtype=np.int32)
-                column = _joined(column, Attributes(table, order).column(name))
-                self._grown[name] = column, done + len(tables)
-            return column
-
-
 @dataclass(frozen=True, kw_only=True)
 class EpochAttributes(Attributes):
-    """Columns of an epoch's items, from those of the records.
+    """Columns of an epoch's items, from those of all records.
 
     Attributes:
-        source: columns of all records.
+        added: the added records, which come behind the bundle's.
         record: (items,) the record of each item.
     """
 
-    source: Columns
+    added: pa.Table
     record: NDArray[np.int32]
 
     def _make(self, name: str) -> Column:
-        return _laid_out(self.source.column(name), self.record[self.order])
+        if name not in self.table.column_names:
+            return super()._make(name)
+        parts = [table.select([name]) for table in (self.table, self.added)]
+        values = pa.concat_tables(parts).unify_dictionaries()[name]
+        return read_column(name, values, self.record[self.order])
 
 
 def _taken(table: pa.Table, rows: NDArray[np.integer]) -> pa.Table:
@@ -377,41 +349,3 @@ def _taken(table: pa.Table, rows: NDArray[np.integer]) -> pa.Table:
             plain = taken[field_.name].cast(field_.type.value_type)
             taken = taken.set_column(place, field_, plain.dictionary_encode().cast(field_.type))
     return taken
-
-
-def _joined(first: Column, second: Column) -> Column:
-    """Both columns, one behind the other. New words are added to those of the first."""
-    values = second.values
-    if first.kind != "number":
-        words = first.words
-        numbers = np.array([*(words.setdefault(w, len(words)) for w in second.words), -1], np.int32)
-        values = numbers[values]
-    starts = None
-    if first.starts is not None and second.starts is not None:
-        starts = np.concatenate([first.starts, second.starts[1:] + first.starts[-1]])
-    return Column(
-        first.name,
-        first.kind,
-        np.concatenate([first.values, values]),
-        np.concatenate([first.known, second.known]),
-        first.words,
-        starts,
-    )
-
-
-def _laid_out(column: Column, records: NDArray[np.int32]) -> Column:
-    """A column rearranged to these records."""
-    numbers, starts = records.astype(np.intp), None
-    if column.starts is not None:
-        begin = column.starts[numbers].astype(np.intp)
-        lengths = column.starts[numbers + 1] - begin
-        starts = np.append(0, np.cumsum(lengths)).astype(np.int32)
-        numbers = np.repeat(begin - starts[:-1], lengths) + np.arange(starts[-1])
-    return Column(
-        column.name,
-        column.kind,
-        column.values[numbers],
-        column.known[numbers],
-        column.words,
-        starts,
-    )

@@ -149,7 +149,7 @@ class Context:
         """Run a stage, as the only run of this name.
 
         Raises:
-            LockedError: another process runs a stage of this name; the message names it.
+            LockedError: another process runs a stage of this name.
         """
         with self.workspace.locked(), working(self.workspace.name):
             return stage(self)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -33,7 +32,7 @@ class _Shown:
 
     def __init__(self) -> None:
         self.at = time.monotonic()
-        self.bars: list[_LineBar | _RichBar] = []
+        self.bars: list[Bar] = []
         self.working: list[Heartbeat] = []
 
     def is_stale(self) -> bool:
@@ -67,7 +66,7 @@ class Heartbeat:
         bar = _shown.bars[-1] if _shown.bars else None
         if self is not _shown.working[-1]:  # a part of the work says more
             return
-        if not _shown.is_stale() or isinstance(bar, _RichBar):
+        if not _shown.is_stale() or (bar is not None and console.is_terminal):
             return
         if bar is not None:
             bar.show()
@@ -102,71 +101,52 @@ def working(name: str) -> Iterator[None]:
         _shown.working.remove(heartbeat)
 
 
-class Bar(Protocol):
-    """What the body of `track` advances."""
+class Bar:
+    """Progress of some work, which the body of `track` advances."""
+
+    def __init__(self, name: str, total: float | None) -> None:
+        """Begin at 0 of `total`; None where that is unknown."""
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[columns]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self.progress.add_task(name, total=total, columns="")
+        self._start = time.monotonic()
 
     def advance(self, amount: float = 1, **columns: float | str) -> None:
         """Move on by `amount`; `columns` are shown behind the bar (`loss=1.23`)."""
-
-
-class _RichBar:
-    def __init__(self, progress: Progress, task: int) -> None:
-        self._progress, self._task = progress, task
-
-    def advance(self, amount: float = 1, **columns: float | str) -> None:
-        if columns:
-            self._progress.update(self._task, columns=_format(columns))  # type: ignore[arg-type]
-        self._progress.advance(self._task, amount)  # type: ignore[arg-type]
-
-
-class _LineBar:
-    def __init__(self, name: str, total: float | None) -> None:
-        self._name, self._total, self._done = name, total, 0.0
-        self._start, self._columns = time.monotonic(), ""
-
-    def advance(self, amount: float = 1, **columns: float | str) -> None:
-        self._done += amount
-        self._columns = _format(columns)
-        if _shown.is_stale():
+        shown = {"columns": _format(columns)} if columns else {}
+        self.progress.update(self._task, advance=amount, **shown)
+        if _shown.is_stale() and not console.is_terminal:
             self.show()
 
     def show(self) -> None:
         """Write the present state as a line."""
-        of = f"/{self._total:.6g}" if self._total else ""
-        left = ""
-        if self._total and self._done:
-            seconds = (time.monotonic() - self._start) * (self._total / self._done - 1)
-            left = f" ETA {max(seconds, 0):.0f} s"
-        _shown.line(f"{self._name}: {self._done:.6g}{of}{left} {self._columns}".rstrip())
+        (task,) = self.progress.tasks
+        of = left = ""
+        if task.total:
+            of = f"/{task.total:.6g}"
+            if task.completed:
+                seconds = (time.monotonic() - self._start) * (task.total / task.completed - 1)
+                left = f" ETA {max(seconds, 0):.0f} s"
+        line = f"{task.description}: {task.completed:.6g}{of}{left} {task.fields['columns']}"
+        _shown.line(line.rstrip())
 
 
 @contextmanager
 def track(name: str, total: float | None = None) -> Iterator[Bar]:
     """Show progress of `total` units of work (None where unknown) under `name`."""
-    if not console.is_terminal:
-        with _below(_LineBar(name, total)) as line:
-            yield line
-        return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[columns]}"),
-        console=console,
-    ) as progress:
-        task = progress.add_task(name, total=total, columns="")
-        with _below(_RichBar(progress, task)) as bar:
-            yield bar
-
-
-@contextmanager
-def _below(bar: _LineBar | _RichBar) -> Iterator[Bar]:
-    """Let a bar be the one that the heartbeat shows."""
+    bar = Bar(name, total)
     _shown.bars.append(bar)
     try:
-        yield bar
+        with bar.progress:
+            yield bar
     finally:
         _shown.bars.remove(bar)
 

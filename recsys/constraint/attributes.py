@@ -146,7 +146,7 @@ class Attributes:
         if name not in self.table.column_names:
             known = ", ".join(self.table.column_names)
             raise FilterError(f"no attribute {name[:60]!r}; items have {known}")
-        return _read(name, self.table[name], self.order)
+        return read_column(name, self.table[name], self.order)
 
 
 def _numbers(array: pa.Array) -> pa.Array:
@@ -160,7 +160,8 @@ def _numbers(array: pa.Array) -> pa.Array:
     return pc.cast(array, pa.float64(), safe=False)
 
 
-def _read(name: str, values: pa.ChunkedArray, order: NDArray[np.int32]) -> Column:
+def read_column(name: str, values: pa.ChunkedArray, order: NDArray[np.int32]) -> Column:
+    """Lay out a column for the rows in this order; FilterError as `Attributes.column`."""
     array = values.take(pa.array(order)).combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # of no or of one chunk, by version
         array = pa.concat_arrays(array.chunks)
