@@ -1,7 +1,7 @@
 """The live catalog: items are added and removed while requests are answered. NumPy, no models.
 
 A batch is decoded over one `Epoch`, which never changes; `Epochs` makes the next one. Additions
-build a new trie, shared by concurrent callers, and replace the old one. A removal keeps the trie
+build a new trie, one call after the other, and replace the old one. A removal keeps the trie
 and hides the item with the mask that filters use, so it takes effect at once. Every new trie is
 built without the hidden items; if many items are hidden, one is built in the background.
 
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,6 @@ from recsys.constraint.attributes import Attributes
 from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.filters import ItemFilter
 from recsys.constraint.mask import RowMask
-from recsys.errors import ItemError
 from recsys.live_catalog import (
     FIXED,
     AddedItems,
@@ -138,17 +137,6 @@ class Epoch:
         return NewItem(item_id, str(row["title"]), str(row["text"]), known, codes)
 
 
-class _Call:
-    """The items of one call of `upsert`, and its outcome."""
-
-    def __init__(self, items: Sequence[NewItem], table: pa.Table) -> None:
-        """A waiting call; `table` holds the same items as columns."""
-        self.items, self.table = items, table
-        self.epoch: Epoch | None = None
-        self.error: BaseException | None = None
-        self.woken = threading.Event()  # it has an outcome, or has to lead the calls that wait
-
-
 class Epochs:
     """The current epoch and the making of the next one; safe for any number of threads."""
 
@@ -184,12 +172,9 @@ class Epochs:
         left, unavailable = self._available(trie, columns, alive)
         filters = FilterCache(trie, columns, filter_bytes, left=left)
         self._epoch = Epoch(0, catalog, trie, encoder, filters, left, unavailable)
-        self._waiting: list[_Call] = []
-        self._led = False  # whether a call is leading those that wait
         self._rested = 0.0  # when the next build may begin, on the monotonic clock
-        self._queue, self._build, self._publish = (threading.Lock() for _ in range(3))
+        self._build, self._publish = threading.Lock(), threading.Lock()
         self._compacting = False
-        self._rooms = _Growing(), _Growing(), _Growing()  # records, codes and tokens
 
     @property
     def current(self) -> Epoch:
@@ -204,9 +189,8 @@ class Epochs:
     def upsert(self, items: Sequence[NewItem]) -> Epoch:
         """Add items, or replace existing ones; all of them or, on an error, none.
 
-        Calls that arrive while a trie is built share the next one. If two of them have the same
-        item, the later call wins. The ids of a call are distinct, and `like` may refer to an
-        earlier item of it.
+        The ids of a call are distinct, and `like` may refer to an earlier item of it. A call waits
+        for those before it.
 
         Returns:
             The first epoch that has them.
@@ -217,20 +201,17 @@ class Epochs:
         added = self._epoch.catalog.added
         items = [added.completed(item) for item in items]
         table = table_of(items, added.base.items.schema, self._vocabulary.level_sizes)
-        call = _Call(items, table)
         if not items:
             return self._epoch
-        with self._queue:
-            self._waiting.append(call)
-            leads, self._led = not self._led, True
-        if not leads:
-            call.woken.wait()
-        if call.epoch is None and call.error is None:
-            self._lead(call)
-        if call.error is not None:
-            raise call.error
-        assert call.epoch is not None  # noqa: S101 - for the type checker
-        return call.epoch
+        with self._build:
+            # Building uses at most half of one core.
+            time.sleep(max(0.0, self._rested - time.monotonic()))
+            start = time.thread_time()  # time spent waiting for other threads does not count
+            epoch = self._epoch
+            placement = Placement(epoch.catalog, epoch.trie, self._vocabulary, self._coder)
+            made = self._make(items, table, placement.codes_of(items, table))
+            self._rested = time.monotonic() + time.thread_time() - start
+            return made
 
     def remove(self, item_ids: Iterable[str]) -> list[str]:
         """Remove items; no batch that begins afterwards recommends them.
@@ -308,7 +289,7 @@ class Epochs:
         """Build the trie anew without the hidden items; answers do not change."""
         with self._build:
             if self._epoch.left is not None:
-                self._make([])
+                self._make()
         return self._epoch
 
     def _compact(self) -> None:
@@ -317,77 +298,36 @@ class Epochs:
         finally:
             self._compacting = False
 
-    def _lead(self, own: _Call) -> None:
-        """Handle all waiting calls, then let one of those that arrived meanwhile lead the rest."""
-        calls: list[_Call] = []
-        try:
-            # Building uses at most half of one core; calls gather during the pause.
-            time.sleep(max(0.0, self._rested - time.monotonic()))
-            with self._queue:
-                calls, self._waiting = self._waiting, []
-            start = time.thread_time()  # time spent waiting for other threads does not count
-            with self._build:
-                self._commit(calls)
-            self._rested = time.monotonic() + time.thread_time() - start
-        finally:  # even if this thread is interrupted during the pause
-            with self._queue:
-                self._waiting = [call for call in self._waiting if call is not own]
-                following = self._waiting[:1]
-                self._led = bool(following)
-            for call in (*following, *calls):
-                if call is not own:
-                    call.woken.set()
-
-    def _commit(self, calls: Sequence[_Call]) -> None:
-        """Publish the items of the calls as one epoch; each call gets the epoch or an error."""
-        try:
-            epoch = self._epoch
-            placement = Placement(epoch.catalog, epoch.trie, self._vocabulary, self._coder)
-            placement.encode([(call.items, call.table) for call in calls])
-            taken = []
-            for call in calls:
-                try:
-                    taken.append((call, placement.codes_of(call.items)))
-                except ItemError as error:
-                    call.error = error
-            if taken:
-                made = self._make([(call.items, call.table, codes) for call, codes in taken])
-                for call, _ in taken:
-                    call.epoch = made
-        except BaseException as error:  # no caller may wait for ever
-            for call in calls:
-                call.error = call.error or error
-
-    def _make(self, news: Sequence[tuple[Sequence[NewItem], pa.Table, NDArray[np.int32]]]) -> Epoch:
+    def _make(
+        self,
+        items: Sequence[NewItem] = (),
+        table: pa.Table | None = None,
+        codes: NDArray[np.int32] | None = None,
+    ) -> Epoch:
         """Publish an epoch with new items, their rows and codes; the caller holds `_build`."""
         seen = self._epoch
         catalog, tokens = seen.catalog, seen.encoder.item_tokens
-        added, record, codes = catalog.added, catalog.record, catalog.codes
+        added, record, known = catalog.added, catalog.record, catalog.codes
         base = len(added.base)
         rows = np.arange(len(catalog))
         # if no items are left, the old trie and its numbers are kept
-        if catalog.is_wasteful and (news or catalog.alive.any()):
+        if catalog.is_wasteful and (items or catalog.alive.any()):
             # a removed item of the bundle has its first record again
             record = np.where(catalog.alive, record, rows).astype(np.int32)
             rows = np.flatnonzero(catalog.alive | (rows < base))
             added, record = added.kept(rows, record[rows])
-            codes, tokens = codes[rows], tokens[rows]
-        for _, table, _ in news:
+            known, tokens = known[rows], tokens[rows]
+        if table is not None:
             added.extend(table)
             if self._describe is not None:
                 added.describe(self._describe(table))
-        positions = [added.append(item) for items, _, _ in news for item in items]
+        positions = [added.append(item) for item in items]
         dense, records = np.array(positions, np.int32).reshape(-1, 2).T
-        new_codes = np.concatenate([codes[:0], *(c for _, _, c in news)])
         size = base + len(added.ids)
-        fresh = bool((dense < len(record)).any())
-        records_room, codes_room, tokens_room = self._rooms
-        record = records_room.longer(record, size, fresh=fresh)
-        codes = codes_room.longer(codes, size, fresh=fresh)
-        tokens = tokens_room.longer(tokens, size, fresh=fresh)
-        # of an item that came twice, the last record counts
-        record[dense], codes[dense] = records, new_codes
-        tokens[dense] = self._vocabulary.encode(new_codes)
+        record, known, tokens = (_longer(array, size) for array in (record, known, tokens))
+        record[dense] = records
+        if codes is not None:
+            known[dense], tokens[dense] = codes, self._vocabulary.encode(codes)
         alive = np.zeros(size, np.bool_)
         alive[: len(rows)] = catalog.alive[rows]
         alive[dense] = True
@@ -405,30 +345,16 @@ class Epochs:
                 trie, attributes, self._filter_bytes, left=left, after=now.filters
             )
             later = None if added.content is None else added.content.take(record[base:] - base)
-            catalog = EpochCatalog(added, record, codes, alive, later)
+            catalog = EpochCatalog(added, record, known, alive, later)
             self._epoch = Epoch(now.number + 1, catalog, trie, encoder, filters, left, unavailable)
             return self._epoch
 
 
-class _Growing:
-    """An array that grows at its end; every epoch has a view of its beginning."""
-
-    def __init__(self) -> None:
-        """Nothing is allocated yet."""
-        self._room: NDArray[Any] | None = None
-
-    def longer(self, array: NDArray[T], size: int, *, fresh: bool) -> NDArray[T]:
-        """The array extended to `size` rows; the new ones are zero, and `array` does not change.
-
-        With `fresh` it is copied, because its rows will be written.
-        """
-        room = self._room
-        if fresh or room is None or array.base is not room or len(room) < size:
-            room = self._room = np.empty((size + size // 8, *array.shape[1:]), array.dtype)
-            room[: len(array)] = array
-        longer: NDArray[T] = room[:size]
-        longer[len(array) :] = 0
-        return longer
+def _longer(array: NDArray[T], size: int) -> NDArray[T]:
+    """A copy of `size` rows; the new ones are zero."""
+    longer = np.zeros((size, *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer
 
 
 def _attributes(trie: ItemTrie, added: AddedItems, record: NDArray[np.int32]) -> EpochAttributes:

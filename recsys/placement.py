@@ -20,6 +20,8 @@ from recsys.live_catalog import FIXED, EpochCatalog, NewItem
 from recsys.vocabulary import Vocabulary
 
 MOST_CHARACTERS = 512  # of an id
+Encoded = tuple[tuple[int, ...], NDArray[np.float32]]
+"""The codes of an item, and its distances to the codes of the last level."""
 
 
 class ItemCoder(Protocol):
@@ -160,8 +162,6 @@ def _show(value: Any) -> str:
 class Placement:
     """Codes for the items that are added to one epoch; earlier items take codes first."""
 
-    _encoded: dict[int, tuple[tuple[int, ...], NDArray[np.float32]]]
-
     def __init__(
         self,
         catalog: EpochCatalog,
@@ -173,46 +173,28 @@ class Placement:
         self._catalog, self._trie, self._coder = catalog, trie, coder
         self._vocabulary = vocabulary
         self._new: dict[str, tuple[int, ...]] = {}
-        self._encoded = {}
         self._taken: dict[tuple[int, ...], set[int]] = {}
 
-    def encode(self, calls: Sequence[tuple[Sequence[NewItem], pa.Table]]) -> None:
-        """Compute the codes of all items that need them in one call; they come with their rows."""
-        if self._coder is None:
-            return
-        missing = [
-            [i for i, item in enumerate(items) if item.like is None and self._given(item) is None]
-            for items, _ in calls
-        ]
-        tables = [
-            table.take(pa.array(w)) for w, (_, table) in zip(missing, calls, strict=True) if w
-        ]
-        if not tables:
-            return
-        codes, far = self._coder.encode(pa.concat_tables(tables))
-        each = (items[i] for w, (items, _) in zip(missing, calls, strict=True) for i in w)
-        for item, its_codes, its_far in zip(each, codes, far, strict=True):
-            self._encoded[id(item)] = _tuple(its_codes), its_far
-
-    def codes_of(self, items: Sequence[NewItem]) -> NDArray[np.int32]:
-        """(n, L) codes of some items, which are taken from now on.
+    def codes_of(self, items: Sequence[NewItem], table: pa.Table) -> NDArray[np.int32]:
+        """(n, L) codes of some items, which come with their rows; one encoder call has them all.
 
         Raises:
             ItemError: `like` refers to an unknown item, or there is no way to place an item.
         """
-        before = {i.item_id: self._new[i.item_id] for i in items if i.item_id in self._new}
-        try:
-            for item in items:
-                codes = self._given(item)
-                if codes is None:
-                    codes = self._free(*self._meant(item))
-                self._new[item.item_id] = codes
-                self._below(codes[:-1]).add(codes[-1])
-        except ItemError:
-            for item in items:  # their codes stay taken; the next ones are about as near
-                self._new.pop(item.item_id, None)
-            self._new |= before
-            raise
+        encoded = {}
+        missing = [
+            i for i, item in enumerate(items) if item.like is None and self._given(item) is None
+        ]
+        if missing and self._coder is not None:
+            codes_of, far = self._coder.encode(table.take(pa.array(missing)))
+            pairs = zip(map(_tuple, codes_of), far, strict=True)
+            encoded = dict(zip(missing, pairs, strict=True))
+        for i, item in enumerate(items):
+            codes = self._given(item)
+            if codes is None:
+                codes = self._free(*self._meant(item, encoded.get(i)))
+            self._new[item.item_id] = codes
+            self._below(codes[:-1]).add(codes[-1])
         size = self._vocabulary.num_levels
         return np.array([self._new[i.item_id] for i in items], np.int32).reshape(-1, size)
 
@@ -222,8 +204,6 @@ class Placement:
             return _tuple(item.semantic_id)
         if item.like is not None:
             return None
-        if item.item_id in self._new:
-            return self._new[item.item_id]
         there = self._catalog.find(item.item_id)
         if there >= 0:
             return _tuple(self._catalog.codes[there])
@@ -231,15 +211,15 @@ class Placement:
         there = base.find(item.item_id)
         return _tuple(base.codes[there]) if there >= 0 else None
 
-    def _meant(self, item: NewItem) -> tuple[tuple[int, ...], NDArray[np.float32]]:
+    def _meant(self, item: NewItem, encoded: Encoded | None) -> Encoded:
         """The codes that an item gets if they are free, and distances to the last level's codes."""
         if item.like is None:
-            if (found := self._encoded.get(id(item))) is None:
+            if encoded is None:
                 raise ItemError(
                     f"item {item.item_id!r}: semantic_id: this bundle has no item encoder to find "
                     "one with; give semantic_id, or like with the id of an item to be beside"
                 )
-            return found
+            return encoded
         codes = self._new.get(item.like)
         if codes is None:
             there = self._catalog.find(item.like)
