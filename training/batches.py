@@ -84,6 +84,14 @@ class TrainingBatches:
         windows = training_windows(events, prompt)
         return cls(windows, histories.items, item_tokens, **settings)  # type: ignore[arg-type]
 
+    @property
+    def predicted(self) -> NDArray[np.int64]:
+        """Ascending numbers of the events that may carry loss, which each window has once."""
+        sequences = self.windows.sequences
+        position = np.arange(len(sequences.items)) - sequences.offsets[sequences.rows]
+        carries = position >= self.windows.first[sequences.rows]
+        return np.sort(sequences.items[carries]).astype(np.int64)
+
     def sample(self, share: float) -> TrainingBatches:
         """Batches over a random share of the windows, at least one."""
         count = len(self.windows.first)

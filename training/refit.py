@@ -56,6 +56,7 @@ def refit(context: Context, dataset: Dataset) -> SasRec:
     sasrec.load_weights(model, trained, trained.vectors)
     everything = replace(dataset, split=np.full_like(dataset.split, TRAIN))
     batches = newest(sasrec.training_batches(everything, config, context), is_new, seed)
+    batches = sasrec.with_labels(batches, everything, config, context)
     make = sasrec.loss_maker(config)
     module, device = on_chosen_device(sasrec.KIND, [model], make, batches, config)
     with tempfile.TemporaryDirectory() as scratch:

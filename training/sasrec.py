@@ -98,6 +98,7 @@ def stage(context: Context) -> Path | None:
         model = _continued(served, parent, dataset, config)
 
     batches = training_batches(dataset, config, context)
+    batches = with_labels(batches, dataset, config, context)
     module, device = on_chosen_device(KIND, [model], loss_maker(config), batches, config)
     validation = _Validation(model, dataset.validation().sample(config.eval_users))
     progress = fit(
@@ -398,7 +399,7 @@ class SampledSoftmax(nn.Module):
 
 
 def training_batches(dataset: Dataset, config: SasRecConfig, context: Context) -> TrainingBatches:
-    """Training histories as rows of items, with soft labels if the settings ask for them."""
+    """Training histories as rows of items, without soft labels."""
     batches = TrainingBatches.of(
         dataset.train_histories,
         config.window,
@@ -411,10 +412,18 @@ def training_batches(dataset: Dataset, config: SasRecConfig, context: Context) -
     )
     if not len(batches.windows.first):
         raise ConfigError(NOTHING_TO_TRAIN_ON)
+    return batches
+
+
+def with_labels(
+    batches: TrainingBatches, dataset: Dataset, config: SasRecConfig, context: Context
+) -> TrainingBatches:
+    """The batches with soft labels of what they predict, if the settings ask for them."""
     if not config.soft_labels:
         return batches
-    minutes = labels_minutes(config, KIND, context)
-    soft = SoftLabels.of(dataset.train_histories, len(dataset.item_ids), 8, minutes)
+    minutes, events = labels_minutes(config, KIND, context), batches.predicted
+    size = len(dataset.item_ids)
+    soft = SoftLabels.of(dataset.train_histories, size, 8, minutes=minutes, events=events)
     return replace(batches, soft=soft)
 
 

@@ -43,7 +43,12 @@ class SoftLabels:
 
     @classmethod
     def of(
-        cls, histories: Histories, num_items: int, k: int = 32, minutes: float | None = None
+        cls,
+        histories: Histories,
+        num_items: int,
+        k: int = 32,
+        minutes: float | None = None,
+        events: NDArray[np.integer] | None = None,
     ) -> SoftLabels:
         """Labels by item-item: for each event, the k best items given the events before it.
 
@@ -52,13 +57,15 @@ class SoftLabels:
             num_items: items of the catalog.
             k: items of each label.
             minutes: as of `of_sasrec`.
+            events: as of `of_sasrec`.
         """
         end = _end(minutes)
         model = ItemItem.count(histories, num_items, DIRECTIONAL)
-        events = len(histories.items)
-        items = np.full((events, k), -1, np.int32)
-        shares = np.zeros((events, k), np.float32)
-        for asked in _until(end, np.arange(events), "soft labels"):
+        total = len(histories.items)
+        items = np.full((total, k), -1, np.int32)
+        shares = np.zeros((total, k), np.float32)
+        events = np.arange(total) if events is None else events
+        for asked in _until(end, events, "soft labels"):
             evidence = _without_own(model, histories, asked)
             line, column, item, score = best_of(evidence, k)
             items[asked[line], column], shares[asked[line], column] = item, score
@@ -66,7 +73,12 @@ class SoftLabels:
 
     @classmethod
     def of_sasrec(
-        cls, model: SasRec, histories: Histories, k: int = 32, minutes: float | None = None
+        cls,
+        model: SasRec,
+        histories: Histories,
+        k: int = 32,
+        minutes: float | None = None,
+        events: NDArray[np.integer] | None = None,
     ) -> SoftLabels:
         """Labels by a trained SASRec: its k most probable unseen items.
 
@@ -79,15 +91,17 @@ class SoftLabels:
             k: items of each label.
             minutes: time limit; events that it leaves no time for get no label. Which ones those
                 are is random.
+            events: numbers of those that need a label; None for all.
         """
         end = _end(minutes)
         rank = _indexed(model) if len(model) >= LARGE else partial(model.rank, exclude_seen=True)
-        events, k = len(histories.items), min(k, len(model))
-        items = np.full((events, k), -1, np.int32)
-        shares = np.zeros((events, k), np.float32)
-        position = np.arange(events) - histories.offsets[histories.rows]
+        total, k = len(histories.items), min(k, len(model))
+        items = np.full((total, k), -1, np.int32)
+        shares = np.zeros((total, k), np.float32)
+        events = np.arange(total) if events is None else events
+        position = events - histories.offsets[histories.rows[events]]
         order = np.argsort(position, kind="stable")  # equal lengths are computed together
-        for asked in _until(end, order[position[order] > 0], "soft labels"):
+        for asked in _until(end, events[order[position[order] > 0]], "soft labels"):
             items[asked], scores = rank(_before(histories, asked)[0], k)
             likely = np.exp(scores - scores[:, :1])
             shares[asked] = np.where(items[asked] >= 0, likely, 0)

@@ -188,9 +188,10 @@ def _batches(
         batches = batches.sample(config.window_share)
     if not config.soft_labels:
         return batches
-    histories = dataset.train_histories
+    histories, events = dataset.train_histories, batches.predicted
     minutes = labels_minutes(config, KIND, context)
     if teacher is None:
-        labels = SoftLabels.of(histories, len(dataset.item_ids), minutes=minutes)
-        return replace(batches, soft=labels)
-    return replace(batches, soft=SoftLabels.of_sasrec(teacher, histories, minutes=minutes))
+        labels = SoftLabels.of(histories, len(dataset.item_ids), minutes=minutes, events=events)
+    else:
+        labels = SoftLabels.of_sasrec(teacher, histories, minutes=minutes, events=events)
+    return replace(batches, soft=labels)

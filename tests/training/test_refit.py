@@ -39,6 +39,8 @@ def test_new_events_carry_loss_and_older_windows_as_much():
     assert rows.pop((0, 1, 2)) == 2, "the second event is an old one"
     assert rows.pop((7, 8, 9)) == 1
     assert rows == {(3, 4): 1, (5, 6): 1}, "two old losses, all that there are, beside three"
+    assert batches.predicted.tolist() == [1, 2, 4, 6, 8, 9]
+    assert newest(batches, is_new, seed=0).predicted.tolist() == [2, 4, 6, 8, 9]
 
 
 def with_canary(data):

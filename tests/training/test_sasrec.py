@@ -270,6 +270,16 @@ def test_soft_labels_are_its_likeliest_unseen_items():
         assert not labels.shares[first].any(), "nothing stands before it"
 
 
+def test_labels_of_chosen_events_are_those_among_its_labels_of_all():
+    teacher = model().frozen()
+    trained, chosen = Histories.of([[3, 1, 4], [5, 8], [2, 6]]), np.array([0, 2, 4])
+    whole = SoftLabels.of_sasrec(teacher, trained, 4)
+    some = SoftLabels.of_sasrec(teacher, trained, 4, events=chosen)
+    assert some.shares.any(axis=1).tolist() == [False, False, True, False, True, False, False]
+    np.testing.assert_array_equal(some.items[chosen], whole.items[chosen])
+    np.testing.assert_allclose(some.shares[chosen], whole.shares[chosen], rtol=1e-5)
+
+
 @pytest.mark.parametrize("minutes", [0.0, 5.0])
 def test_labels_within_a_time_limit_are_those_without_or_none(minutes):
     teacher = model().frozen()

@@ -62,3 +62,13 @@ def test_within_a_time_limit_they_are_those_without_or_none(minutes, monkeypatch
     some = SoftLabels.of(histories, ITEMS, k=2, minutes=minutes)
     assert whole.shares.any()
     assert np.array_equal(some.shares, whole.shares if minutes else np.zeros_like(whole.shares))
+
+
+def test_labels_of_chosen_events_are_those_among_the_labels_of_all():
+    rng = np.random.default_rng(0)
+    histories = Histories.of([rng.integers(0, ITEMS, rng.integers(1, 7)) for _ in range(12)])
+    whole, chosen = SoftLabels.of(histories, ITEMS), np.array([1, 4, 5, 20])
+    some = SoftLabels.of(histories, ITEMS, events=chosen)
+    np.testing.assert_array_equal(some.items[chosen], whole.items[chosen])
+    np.testing.assert_array_equal(some.shares[chosen], whole.shares[chosen])
+    assert not np.delete(some.shares, chosen, axis=0).any()
