@@ -15,7 +15,8 @@ COMMON = 4096  # terms from which features of items are predicted
 # time, which methods that iterate until they converge do not have.
 POWER_ITERATIONS = 4
 OVERSAMPLING = 32
-MANY = 1 << 22  # entries of a matrix that is decomposed in float32, in half the time and memory
+# Entries from which a matrix is decomposed in float32 with fewer further columns: in half the time.
+MANY, FEWER = 1 << 22, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +96,13 @@ def truncated_svd(
     """
     from sklearn.utils.extmath import randomized_svd
 
-    matrix = matrix.astype(np.float32 if matrix.nnz > MANY else np.float64)
+    is_large = matrix.nnz > MANY
+    matrix = matrix.astype(np.float32 if is_large else np.float64)
     if dim < min(matrix.shape):
         left, values, right = randomized_svd(
             matrix,
             dim,
-            n_oversamples=OVERSAMPLING,
+            n_oversamples=FEWER if is_large else OVERSAMPLING,
             n_iter=POWER_ITERATIONS,
             random_state=seed,
             flip_sign=False,
