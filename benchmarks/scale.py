@@ -20,10 +20,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,16 +65,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(items: int, options: Options) -> Row:
     """The figures of one size by name."""
     home = options.home / str(items)
-    measured = home / "measured.json"
-    if not measured.is_file():
-        row: Row = {"items": items, "events": make_shop(items, home)}
-        row |= walk(home, options.minutes)
-        bundle = home / "bundles" / "shop"
-        row["bundle MiB"] = sum(f.stat().st_size for f in bundle.rglob("*") if f.is_file()) / MIB
-        row |= asyncio.run(load(bundle, options.seconds))
-        measured.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    read: Row = json.loads(measured.read_text(encoding="utf-8"))
-    return read
+    bundle = home / "bundles" / "shop"
+    row: Row = {"items": items, "events": _once(home / "shop.json", lambda: make_shop(items, home))}
+    row |= _once(home / "road.json", lambda: walk(home, options.minutes))
+    row["bundle MiB"] = sum(f.stat().st_size for f in bundle.rglob("*") if f.is_file()) / MIB
+    return row | _once(home / "service.json", lambda: asyncio.run(load(bundle, options.seconds)))
+
+
+def _once(file: Path, make: Callable[[], Any]) -> Any:
+    """What is made, or what was stored when it was made."""
+    if not file.is_file():
+        made = make()
+        file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def make_shop(items: int, folder: Path) -> int:
@@ -145,7 +149,8 @@ def _peak(pid: int) -> float:
 async def load(bundle: Path, seconds: float) -> Row:
     """Start of a service, latency for one and for 32 clients, an upsert, and memory."""
     begun, row = time.monotonic(), Row()
-    async with start_server(bundle) as server, Client(server, "/v1/items") as client:
+    start = start_server(bundle, ("deadline_ms=60000",))
+    async with start as server, Client(server, "/v1/items") as client:
         row["start of the service s"] = time.monotonic() - begun
         loads = await serve.measure(server, serve.Options(bundle, None, (), (1, 32), seconds))
         for run in loads["closed"]:
