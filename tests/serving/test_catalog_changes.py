@@ -123,6 +123,8 @@ async def test_availability_is_set_live_in_any_catalog(client):
     other = await client.patch(f"/v1/items/{first}", json={"attributes": {"in_stock": False}})
     assert other.status_code == 422
     assert "'available': true or false" in other.text
+    dated = await client.patch(f"/v1/items/{first}", json={"attributes": {"available_from": 1}})
+    assert (dated.status_code, dated.json()["code"]) == (422, "invalid_item")
 
 
 async def test_derived_columns_follow_their_source(fake, settings, running):

@@ -1,14 +1,17 @@
 """The documents name every route, problem and metric of the service."""
 
 import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from recsys.constraint.filters import MOST_DEPTH, MOST_PARTS
+from recsys.constraint.filters import CLAUSE, MOST_DEPTH, MOST_PARTS
+from recsys.devices import LARGE_BYTES
 from recsys.prompts import MOST_ITEMS
-from recsys.serving import bodies, middleware, rules, server, service
+from recsys.recommender import Recommender
+from recsys.serving import bodies, catalog_changes, middleware, rules, server, service
 from recsys.serving.aliases import MOST_ALIASES
 from recsys.serving.api.routes import ROUTES
 from recsys.serving.auth import Scope, scope_of
@@ -24,10 +27,12 @@ from recsys.serving.schemas.common import MAX_ID
 from recsys.serving.schemas.items import MAX_UPSERT, ItemBody
 from recsys.serving.schemas.recommendations import MAX_BATCH
 from recsys.serving.schemas.texts import MAX_PROMPT, MAX_TOKENS
+from recsys.serving.schemas.today import TodayQuery
 from recsys.serving.settings import ServingSettings
-from recsys.serving.shared_changes import MAX_CHANGES
+from recsys.serving.shared_changes import LOOK_S, MAX_CHANGES
 from recsys.serving.stores import postgres, served, sqlite
 from recsys.serving.stores.history import NEWEST
+from recsys.serving.stores.records import NOT_HISTORY
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 SURFACES = (DOCS / "surfaces.md").read_text(encoding="utf-8")
@@ -88,6 +93,7 @@ def test_documented_limits_are_those_of_the_code():
     text = " ".join(" ".join((DOCS / f"{name}.md").read_text() for name in pages).split())
     reads = f"{server.MAX_READ >> 10} KiB of heads and chunks, or {server.LEAST_READ} bytes"
     sent = f"{middleware.PART >> 10} KiB of each answer may take {middleware.ANSWERS >> 20} MiB"
+    filter_bytes = signature(Recommender.load).parameters["filter_bytes"].default
     title = ItemBody.model_fields["title"].metadata[0].max_length
     for words in (
         f"turn of the event loop reads {reads} of each",
@@ -114,6 +120,14 @@ def test_documented_limits_are_those_of_the_code():
         f"before the answer if it is at most {sqlite.AT_ONCE_BYTES >> 20} MiB",
         f"calls fail after {postgres.CALL_S:.0f} s",
         f"up to `deadline_ms` + {server.GRACE_S} s",
+        f"over {server.MAX_HEAD >> 10} KiB, is `application/problem+json`",
+        f"other's changes about {'a' * (LOOK_S == 1)} second later",
+        f"{filter_bytes >> 20} MB of masks of recent filters",
+        f"weights of {LARGE_BYTES >> 30} GiB and more go to the GPU",
+        f"a clause counts as {'ten' * (CLAUSE == 10)} values",
+        f"`?days=2` to {TodayQuery.model_fields['days'].metadata[1].le}",
+        f"(default: {', '.join(f'`{name}`' for name in NOT_HISTORY)})",
+        f"ends after about {4 * catalog_changes.PAGE >> 20} MiB",
         f"At most {body >> 20} MiB, {values}, {bodies.MAX_DEPTH} levels",
         f"Bodies over {bodies.LARGE >> 10} KiB",
         f"together they may take {BODIES * body >> 20} MiB",
