@@ -323,13 +323,3 @@ def test_an_item_without_a_value_is_none_of_many_values(wanted):
     column = Attributes(pa.table({"word": pa.array(values)}), np.arange(len(values)))
     expected = [place for place, value in enumerate(values) if value in wanted]
     assert allowed(clause("word", any=wanted), column) == expected
-
-
-def test_both_spellings_of_an_id_are_one_value():
-    one, other = (
-        {"must": [{"key": "item_id", "any": ["a", 1, name]}]}
-        for name in ("cafe\u0301", "caf\u00e9")
-    )
-    assert ItemFilter.parse(one).key == ItemFilter.parse(other).key
-    boosts = ([{"filter": each, "weight": 1}] for each in (one, other))
-    assert len({ItemBoosts.parse(each).key for each in boosts}) == 1

@@ -131,17 +131,6 @@ async def test_an_answer_that_is_not_read_by_its_deadline_is_cut_off(settings):
     assert entrance._answers.taken == 0
 
 
-@contextmanager
-def little_memory(most):
-    """What is made within may leave so many bytes."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[0] < most
-    finally:
-        tracemalloc.stop()
-
-
 async def test_long_ids_of_events_take_no_memory(service):
     face, pages, size = "\U0001f600" * 250, 10, 500
     epoch = service.state.models.get().recommender.epoch
@@ -149,7 +138,8 @@ async def test_long_ids_of_events_take_no_memory(service):
     def names(page):
         return [f"{face}{page} {n}" for n in range(size)]
 
-    with little_memory(200 * pages * size):
+    tracemalloc.start()
+    try:
         events = EventColumns(pages * size, ())
         for page in range(pages):
             acts = [Act(name, name, "click", n, name) for n, name in enumerate(names(page))]
@@ -159,6 +149,9 @@ async def test_long_ids_of_events_take_no_memory(service):
             answers = [Given(n, name, name, "[]", n) for n, name in enumerate(names(page))]
             tally.add_answers(answers)
         del acts, answers
+        assert tracemalloc.get_traced_memory()[0] < 200 * pages * size
+    finally:
+        tracemalloc.stop()
     figures = tally.figures((0, 1), True, True)
     assert (figures.people, figures.rates[0].followed) == (pages * size, pages * size)
 

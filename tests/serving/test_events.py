@@ -7,11 +7,9 @@ import time
 from unicodedata import normalize
 
 import pytest
-from pydantic import TypeAdapter
 
 from recsys.serving import service as service_module
 from recsys.serving.errors import KINDS
-from recsys.serving.schemas.common import Id
 from recsys.serving.schemas.events import MAX_EVENTS
 from recsys.serving.schemas.recommendations import RecommendationsRequest
 from recsys.serving.stores.records import Event
@@ -349,11 +347,6 @@ async def test_what_a_user_returned_last_is_not_recommended_to_them(client, name
     await send(first, "purchase")
     page = (await client.post("/v1/recommendations", json={"user": "ida", "k": 5})).json()
     assert page["history_items"] == 2, "bought again, so it counts again"
-
-
-def test_both_spellings_of_a_letter_are_one_id():
-    adapter = TypeAdapter(Id)
-    assert adapter.validate_python("cafe\u0301") == adapter.validate_python("caf\u00e9") == "café"
 
 
 async def test_both_spellings_of_an_id_are_one_in_paths_too(client):

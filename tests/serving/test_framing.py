@@ -16,6 +16,7 @@ from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import MAX_HEADERS, MAX_TARGET, Entrance, Guard
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LAST = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 END = b"\r\n0\r\n\r\n"
 AMBIGUOUS = [
@@ -102,8 +103,7 @@ def test_an_ambiguous_end_is_a_400_and_the_last_request(settings, http):
         assert "/smuggled" not in asked
         for rest in CLEAR:
             asked.clear()
-            last = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-            received = talk(address, b"POST /first HTTP/1.1\r\nHost: localhost\r\n" + rest + last)
+            received = talk(address, b"POST /first HTTP/1.1\r\nHost: localhost\r\n" + rest + LAST)
             assert received.count(b"HTTP/1.1 200 ") == 2
             assert asked == ["/first", "/smuggled"]
 
@@ -151,8 +151,7 @@ def test_idle_connections_are_closed(settings, monkeypatch):
 
 def test_a_connection_goes_on_after_an_answer_to_head(settings):
     with listening(settings, "ours") as (address, asked):
-        last = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-        received = talk(address, SMUGGLED.replace(b"GET", b"HEAD") * 2 + last)
+        received = talk(address, SMUGGLED.replace(b"GET", b"HEAD") * 2 + LAST)
         assert received.count(b"HTTP/1.1 200 ") == received.count(b"content-length: 5") == 3
         assert received.count(b"hello") == 1
         assert len(asked) == 3
@@ -160,11 +159,10 @@ def test_a_connection_goes_on_after_an_answer_to_head(settings):
 
 def test_a_body_behind_head_or_get_is_no_request(settings):
     with listening(settings, "ours") as (address, asked):
-        last = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
         length = f"\r\nContent-Length: {len(SMUGGLED)}\r\n\r\n".encode()
         for method in (b"HEAD", b"GET"):
             first = SMUGGLED.replace(b"GET /smuggled", method + b" /first")
-            talk(address, first.replace(b"\r\n\r\n", length) + SMUGGLED + last)
+            talk(address, first.replace(b"\r\n\r\n", length) + SMUGGLED + LAST)
         assert asked == ["/first", "/smuggled"] * 2
 
 
@@ -180,10 +178,9 @@ def test_a_turn_of_the_event_loop_reads_little_of_a_body(settings):
 
 def test_a_connection_on_which_too_many_requests_wait_is_closed_behind_an_answer(settings):
     request = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello"
-    last = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     few = server.MAX_WAITING // len(request)
     with listening(settings, "ours") as (address, asked):
         talk(address, request * 20 * few)
         assert 0 < len(asked) < few
         asked.clear()
-        assert talk(address, request * (few - 1) + last).count(b" 200 ") == len(asked) == few
+        assert talk(address, request * (few - 1) + LAST).count(b" 200 ") == len(asked) == few

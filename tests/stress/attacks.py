@@ -136,6 +136,8 @@ BODIES: dict[str, tuple[int, str, Any]] = {  # connections, path, body
     "large ranks": (4, "/v1/rank", {"history": NAMES[:100], "items": NAMES}),
     "small batches": (40, BATCH, batch(100, {"history": ["B0001"], "k": 1})),
     "metrics": (40, "/metrics", None),  # without a body: GET
+    "today": (2, "/v1/today?days=7", None),
+    "trending": (2, "/v1/lists/trending", None),
 }  # fmt: skip
 
 
@@ -242,16 +244,6 @@ async def long_ids(to: Target) -> None:
             writer.write(to.head("GET", path))
             await read_answer(reader)
             writer.close()
-
-
-async def figures(to: Target) -> None:
-    """All figures of the full store, again and again."""
-    for path in (*(f"/v1/today?days={days}" for days in range(1, 8)), "/v1/lists/trending"):
-        reader, writer = await to.connect()
-        writer.write(to.head("GET", path))
-        await read_answer(reader)
-        to.did()
-        writer.close()
 
 
 async def conflicting_events(to: Target) -> None:
@@ -386,8 +378,7 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
 }
 for count_, attack_ in (
     (2, wide_filters), (3, replaced_items), (8, large_titles), (4, conflicting_events),
-    (1, large_lists), (40, slow_lists), (100, waiting_rules), (1, figures),
-    (2, long_ids),
+    (1, large_lists), (40, slow_lists), (100, waiting_rules), (2, long_ids),
     (3, replaced_rules), (4, new_filters),
     (4, unknown_items), (2, long_texts), (40, histories), (4, wrong_keys),
     (8, endless_headers), (1, idle_connections), (100, slow_bodies), (4, tiny_pieces),
