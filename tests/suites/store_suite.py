@@ -57,6 +57,13 @@ class StoreSuite:
         assert (await store.history.read("bob", 10)).items == ["z"]
         assert await store.history.read("eve", 10) is None
 
+    async def test_the_next_read_of_every_process_has_an_event(self, location, opened, event):
+        stores = opened(location), opened(location)
+        assert await stores[1].history.read("ada", 10) is None
+        await stores[0].history.append([event("1", item="x")])
+        for store in stores:
+            assert (await store.history.read("ada", 10)).items == ["x"]
+
     async def test_a_repeated_event_counts_once(self, store, event):
         first = [event("1"), event("2", item="y")]
         assert await store.history.append(first) == Appended(accepted=2)
