@@ -75,7 +75,9 @@ def test_others_on_the_machine_may_not_read_a_new_store(path, opened):
 
 async def test_commits_are_synced_and_erased_bytes_are_overwritten(path, opened, event):
     store = opened(path)
-    assert store.database._connect().execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    connection = store.database._connect()
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert connection.execute("PRAGMA secure_delete").fetchone() == (1,)  # until it is rewritten
     secret = "SECRET-" * 20
     await store.history.append([event(f"{i}", user=secret, item=f"item-{i}") for i in range(50)])
     await store.history.append([event("bob", user="bob")])
