@@ -10,14 +10,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-$(VENV)/.base: pyproject.toml constraints.txt hatch_build.py $(wildcard recsys/native/*.[ch])
+BUILT := pyproject.toml constraints.txt hatch_build.py $(wildcard recsys/native/*.[ch])
+$(VENV)/.base: $(BUILT)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.base
+# Not after .base, so that a clean clone compiles the library once.
+$(VENV)/.dev: $(BUILT)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,postgres,ray]'
-	touch $@
+	touch $(VENV)/.base $@
 
 install: $(VENV)/.base ## create .venv with what running needs
 install-dev: $(VENV)/.dev ## the same and what tests and checks need

@@ -18,9 +18,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +31,7 @@ from hypothesis.internal.conjecture import providers
 # Sums of several threads differ from run to run; torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+CONNECT = duckdb.connect
 PR_SET_CHILD_SUBREAPER = 36
 CACHE = "torch"
 COPY_S = 1800  # for what a copy of a process has to do
@@ -36,11 +39,18 @@ PATIENCE_S = 300  # for processes that are ending already
 
 FIRST = [  # files with tests or fixtures that take long, the longest first
     "test_on_ray.py",
-    "test_atspeed.py",
-    "test_batch.py",
-    "test_benchmarks.py",
+    "test_devices.py",
+    "test_instruction_sets.py",
+    "test_native_build.py",
+    "test_export.py",
+    "test_level_kernel.py",
+    "test_leaks.py",
+    "test_sqlite.py",
+    "test_retraining.py",
     "test_distributed.py",
 ]
+
+PARALLEL = {"test_engine.py", "test_event_table.py", "test_export.py"}  # DuckDB takes all cores
 
 # How slow a test is depends on the machine; a test of a suite runs in each of its subclasses.
 unchecked = [HealthCheck.too_slow, HealthCheck.differing_executors]
@@ -70,7 +80,6 @@ pytest.register_assert_rewrite(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # what the imports make stays; `pytest_collection_finish` switches it on again
     if config.getoption("--hypothesis-profile") is None:
         # Hypothesis draws from the constants of the modules that happen to be loaded as well.
         providers._get_local_constants = lambda: providers._local_constants
@@ -90,12 +99,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    # The processes of the suite share the cores; tables of a few rows need no second thread.
+    threads = None if item.path.name in PARALLEL else 1
+    duckdb.connect = partial(connect, threads)
     if time.time() > float(os.environ.get("FUZZ_END", "inf")):
         pytest.skip("the time is over")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spare the garbage collector what the imports have made: it is most of what there is."""
+def connect(threads: int | None, *args: Any, **options: Any) -> duckdb.DuckDBPyConnection:
+    """A connection of DuckDB that takes so many threads; None: as many as there are cores."""
+    if threads is not None:
+        options["config"] = {"threads": threads, **options.get("config", {})}
+    return CONNECT(*args, **options)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Spare the garbage collector what the imports make: nearly all of it stays."""
+    gc.disable()
+    yield
     gc.enable()
     gc.collect()
     gc.freeze()

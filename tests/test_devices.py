@@ -74,7 +74,7 @@ SMALL = {
     "target": {
         "architecture": {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 1},
         "epochs": 2, "evaluate_every": 1, "eval_users": 20, "precision": "float32",
-        "soft_labels": 0.5, "embedding_dropout": 0.1,
+        "soft_labels": 0.5, "embedding_dropout": 0.1, "prompt": {"max_items": 8, "block": 2},
     },
     "draft": {
         "objective": "sft", "epochs": 1, "evaluate_every": 1, "eval_users": 10,
@@ -82,6 +82,7 @@ SMALL = {
     },
     "teacher": {"histories": 40, "beams": 4},
     "evaluate": {"ks": [1, 10], "resamples": 10, "users": 20},
+    "gate": {"users": 20, "requests": 3, "resamples": 10},
 }  # fmt: skip
 TRAINED = ("sasrec", "target", "draft")
 OTHERS = {"teacher": teacher.stage, "gate": gate.stage}  # stages that others or commands run
@@ -485,7 +486,7 @@ def test_a_service_whose_captures_do_not_fit_answers_from_the_cpu(
     monkeypatch.setattr(devices, "LARGE_BYTES", 1)  # so nothing is measured
     settings = ServingSettings(
         bundle=road[0].bundle, histories=None, store=tmp_path / "histories.db",
-        capture="decodes", max_batch=1,
+        capture="decodes", max_batch=1, mode="beam",
     )  # fmt: skip
     with (
         claimed_gpu(),

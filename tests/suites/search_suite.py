@@ -205,7 +205,7 @@ class SearchSuite:
         raise NotImplementedError
 
     @given(data=st.data(), num_beams=st.sampled_from([1, 2, 3, 5, 9, 22]))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=30, deadline=None)
     def test_answers_are_those_of_plain_python(self, data: Any, num_beams: int) -> None:
         case = data.draw(cases())
         found = self.search(TARGET, case.request, case.trie, num_beams)
@@ -301,7 +301,7 @@ class DrafterSuite(SearchSuite):
         )  # fmt: skip
 
     @given(data=st.data(), num_beams=st.integers(1, 12), heat=st.sampled_from([0.3, 1.0, 2.5]))
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=12, deadline=None)
     def test_samples_are_those_of_beam_search(self, data: Any, num_beams: int, heat: float) -> None:
         case = data.draw(cases())
         request = SearchRequest(
