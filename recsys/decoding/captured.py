@@ -46,9 +46,9 @@ class NoGraphError(Exception):
     """A decode that no graph can run; the text is the reason.
 
     `catalog`: the present one has no room in the captured tensors (`FixedTrie`); `beams`: another
-    K; `kind`: samples or boosts; `prompt`: too long; `excluded` and `masks`: too many; `shape`: no
-    captured one fits; `busy`: another decode has the storage or changed the prefix store
-    meanwhile; `replaced`: the model got other ones since the capture.
+    K; `kind`: samples, boosts, or sums over the allowed tokens; `prompt`: too long; `excluded` and
+    `masks`: too many; `shape`: no captured one fits; `busy`: another decode has the storage or
+    changed the prefix store meanwhile; `replaced`: the model got other ones since the capture.
     """
 
 
@@ -225,7 +225,9 @@ class DecodeGraphs:
         reasons = {
             "catalog": step.trie.source is not self._catalog.catalog,
             "beams": num_beams != self._num_beams,
-            "kind": step.noise is not None or step.gains is not None,
+            "kind": step.noise is not None
+            or step.gains is not None
+            or step.normalize != "vocabulary",
             "prompt": max(prompts.host_tokens.shape[1], prompts.slots) > self._inputs.prompt,
             "excluded": excluded is not None
             and max(dead.shape[1] for dead in excluded.dead) > self._inputs.excluded,

@@ -1,7 +1,8 @@
 """Beam search as one call of the native library, without a return to Python between passes.
 
 It keeps what it computes of a prompt, counts its work and answers as `recsys.decoding.beam` does,
-whose search is its reference. Samples and captured passes are left to that search.
+whose search is its reference. Samples, sums over the allowed tokens and captured passes are left to
+that search.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from recsys.native.library import address, ffi
 def native_decoder(search: Search) -> NativeDecoder | None:
     """The model's decoder in the library, if `native_search` covers this search."""
     step, model = search.step, search.model
-    covered = step.noise is None and model.find_graph is None
+    covered = step.noise is None and step.normalize == "vocabulary" and model.find_graph is None
     return model.native if covered else None
 
 

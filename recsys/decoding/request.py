@@ -16,7 +16,7 @@ from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.constraint.restrictions import Allowed, Excluded, Gains
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding.expand import Step
+from recsys.decoding.expand import Normalize, Step
 from recsys.decoding.row_tree import RowTree
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import PromptBatch, TokenTree
@@ -37,6 +37,7 @@ class SearchRequest:
         masks: the rows that each request may get; None for all of them.
         boosts: what each request's items gain. The search then finds the largest sums of
             log-probability and boost; `Beams.scores` are still log-probabilities.
+        normalize: log-probabilities over the whole `vocabulary`, or over the `allowed` tokens only.
         seeds: one a request: draw K sequences without replacement from the model's distribution
             over what is allowed (`recsys.decoding.sampling`), in the order drawn. None searches for
             the best.
@@ -50,7 +51,8 @@ class SearchRequest:
 
     Raises:
         ValueError: a field that is not of its kind or range (the text names it), another number of
-            entries than prompts, or a sample with boosts or candidates.
+            entries than prompts, a sample with boosts or candidates, or candidates with `normalize`
+            other than `vocabulary`.
 
     >>> SearchRequest([[1, 2, 3], [4]], exclude=[[7], []]).exclude
     [[7], []]
@@ -63,6 +65,7 @@ class SearchRequest:
     exclude: Sequence[ArrayLike] | None = None
     masks: Sequence[RowMask | None] | None = None
     boosts: Sequence[Boost | None] | None = None
+    normalize: Normalize = "vocabulary"
     seeds: Sequence[int] | None = None
     temperature: float = 1.0
     candidates: Sequence[ArrayLike] | None = None
@@ -71,6 +74,8 @@ class SearchRequest:
 
     def __post_init__(self) -> None:
         arguments.temperature(self.temperature)
+        if self.normalize not in ("vocabulary", "allowed"):
+            raise ValueError(f"normalize {self.normalize!r} is neither 'vocabulary' nor 'allowed'")
         for name in ("exclude", "masks", "boosts", "seeds", "candidates"):
             if getattr(self, name) is not None:
                 arguments.one_each(name, getattr(self, name), len(self.prompts))
@@ -86,7 +91,7 @@ class SearchRequest:
             if any(self.boosts or ()):
                 raise ValueError("boosts: a sample is drawn from the model's distribution alone")
         if self.candidates is not None:
-            if self.seeds is not None:
+            if self.seeds is not None or self.normalize != "vocabulary":
                 raise ValueError("candidates: scored over the whole vocabulary, and in no sample")
             if self.candidate_nodes is not None:
                 arguments.whole_number(
@@ -203,6 +208,7 @@ def _step(request: SearchRequest, upload: Upload, trie: DeviceTrie) -> Step:
     return Step(
         trie,
         excluded,
+        request.normalize,
         noise=noise,
         allowed=None if request.masks is None else Allowed.of(source, upload, request.masks),
         gains=None if request.boosts is None else Gains.of(source, upload, request.boosts),

@@ -23,7 +23,17 @@ from recsys.errors import ArtifactError, DataError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import PAIR_RULES, fit_baselines, of_available
 from recsys.evaluation.compare import KIND
-from recsys.evaluation.protocol import EvaluationConfig, Lists, Ranker, Seen, evaluate, select
+from recsys.evaluation.protocol import (
+    COLD,
+    EvaluationConfig,
+    Lists,
+    Ranker,
+    Result,
+    Seen,
+    evaluate,
+    find,
+    select,
+)
 from recsys.evaluation.rankings import CHUNK, rank_histories, rank_users
 from recsys.interactions import Histories
 from recsys.pipeline import Context
@@ -204,6 +214,7 @@ def _write(
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
             warnings=warnings,
+            weaknesses=_weaknesses(result),
             served_has_seen_all=known is not None,
         )
         report.write(folder, document, report.per_user(result, dataset))
@@ -291,6 +302,40 @@ def _check_fitted(part: str, fitted_on: str | None, dataset: Dataset, again: str
     return []
 
 
+def _weaknesses(result: Result) -> list[str]:
+    """Name what is worse than a simpler ranker: the served list, and the model alone."""
+    k = result.config.headline_k
+    about: dict[str, Any] = {"metric": "ndcg", "k": k}
+    served, weaknesses = next(iter(result.rankings)), []
+    kinds = {"next": "the next event", "all": "all events of the split"}
+    fitted = "all events of a later time" if result.facts["baskets"] else "the next event"
+    for seen in result.config.seen_modes:
+        for targets, meaning in kinds.items():
+            for name in result.rankings:
+                worse = _worst(result, served, name, {"seen": seen, "targets": targets})
+                if worse is not None:
+                    weaknesses.append(
+                        f"The served list is worse than {name} for {meaning}, seen items {seen}: "
+                        f"{worse}. It is fitted to {fitted} without seen items; more time "
+                        "(--minutes) may help it."
+                    )
+    weaknesses += _cold_weaknesses(result)
+    about |= {"seen": result.config.seen_modes[0], "targets": result.config.targets}
+    if MODEL not in result.rankings:
+        return weaknesses
+    own = find(result.metrics, ranker=MODEL, **about)["mean"]
+    for name in ("popularity", "item-kNN"):
+        if name in result.rankings:
+            theirs = find(result.metrics, ranker=name, **about)["mean"]
+            if own < theirs:
+                weaknesses.append(
+                    f"The model alone is below {name}: NDCG@{k} {own:.4f} against {theirs:.4f}. "
+                    "More events, more epochs or a SASRec teacher (sasrec.epochs) may help it; the "
+                    "served list does not depend on it alone."
+                )
+    return weaknesses
+
+
 def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
     """Warn if too few validation users chose what is served."""
     file = bundle / EVAL / VALIDATION
@@ -306,10 +351,43 @@ def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
     ]
 
 
+def _cold_weaknesses(result: Result) -> list[str]:
+    """Where little is known, name the simple baselines that are surely better."""
+    k, seen = result.config.headline_k, result.config.seen_modes[0]
+    weaknesses = []
+    for group, (by, segment) in COLD.items():
+        conditions = {"by": by, "segment": segment, "seen": seen, "metric": "recall", "k": k}
+        for row in result.segments:
+            about = all(row[key] == value for key, value in conditions.items())
+            if about and row["ranker"] in report.SIMPLE and row["gap_high"] < 0:
+                weaknesses.append(
+                    f"For {group} ({row['users']:,} users), the served list is worse than "
+                    f"{row['ranker']}: Recall@{k} {row['gap']:+.4f} ({row['gap_low']:+.4f} to "
+                    f"{row['gap_high']:+.4f})."
+                )
+    return weaknesses
+
+
+def _worst(result: Result, served: str, other: str, where: dict[str, Any]) -> str | None:
+    """The first metric, those of the headline first, by which another ranker is surely better."""
+    first = result.config.headline_k
+    for k in sorted(result.config.ks, key=lambda k: (k != first, k)):
+        for metric, shown in (("ndcg", "NDCG"), ("recall", "Recall")):
+            if other != served:
+                about = {"metric": metric, "k": k, **where}
+                gap = find(result.comparisons, ranker=served, against=other, **about)
+                if gap["high"] < 0:
+                    interval = f"{gap['low']:+.4f} to {gap['high']:+.4f}"
+                    return f"{shown}@{k} {gap['mean']:+.4f} ({interval})"
+    return None
+
+
 def _show(document: dict[str, Any]) -> None:
     """Print warnings, tables and headline."""
     for warning in document["warnings"]:
         say(f"[bold yellow]warning[/bold yellow]: {warning}")
+    for weakness in document["weaknesses"]:
+        say(f"[bold yellow]weakness[/bold yellow]: {weakness}")
     for table in report.tables(document):
         console.print(table)
     for sentence in report.headline(document):

@@ -74,7 +74,9 @@ BAD = [
     ),
     ({"candidates": [[0], [1]]}, "candidates has 2 entries for 1 prompts"),
     ({"candidates": [[4]]}, r"candidates of request 0 has row 4; rows lie in 0 \.\. 3"),
+    ({"normalize": "all"}, "normalize 'all' is neither 'vocabulary' nor 'allowed'"),
     ({"candidates": [[0]], "seeds": [1]}, "candidates: .* in no sample"),
+    ({"candidates": [[0]], "normalize": "allowed"}, "candidates: scored over the whole vocabulary"),
     ({"boosts": [Boost.of(TRIE, np.zeros(4, np.float32))], "seeds": [0]}, "boosts: a sample"),
 ]
 

@@ -356,6 +356,16 @@ def test_users_and_items_with_few_events_are_set_beside_simple_baselines(scarce)
     assert cold["model"]["gap"] == cold["model"]["gap_low"] == 0
 
 
+def test_a_baseline_that_is_better_where_little_is_known_is_named():
+    """Ten users with two events want i1, which the baseline names and the model does not."""
+    shop = dataset_of({f"u{i}": ["i5", "i4", "i1"] for i in range(10)}, items=8)
+    config = EvaluationConfig(ks=(2,), resamples=50)
+    rankers = {"model": Fixed([6, 7]), "popularity": Fixed([1, 2])}
+    told = run._cold_weaknesses(evaluate(rankers, shop, config))
+    assert any("users with one or two events (10 users)" in line for line in told)
+    assert all("worse than popularity: Recall@2 -1.0000" in line for line in told)
+
+
 def test_metrics_can_be_computed_again_from_the_rows_of_users(shop, result):
     rows = report.per_user(result, shop).to_pandas()
     assert len(rows) == 4 * 2 * len(result.users)
@@ -547,6 +557,8 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(context, monkey
                 and row["ranker"] == "model")  # fmt: skip
     assert shown["diversity"] == 0, "all vectors are the same"
     assert means["blended"] != means["model"]  # one lists the items from the other end
+    assert any("The model alone is below item-kNN" in line for line in document["weaknesses"])
+    assert any("The served list is worse than item-kNN" in line for line in document["weaknesses"])
 
 
 def test_a_retrieval_that_has_seen_the_split_is_refused(context, shop, monkeypatch):

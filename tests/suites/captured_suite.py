@@ -246,6 +246,7 @@ class CapturedSuite:
             "kind": [
                 SearchRequest(one, seeds=[1]),
                 SearchRequest(one, boosts=[BOOST]),
+                SearchRequest(one, normalize="allowed"),
             ],
             "prompt": [
                 [np.arange(1, LONGEST + 2)],

@@ -41,6 +41,7 @@ class Case:
         excluded: rows of each request.
         gains: of each request (items,) boosts, or None.
         candidates: rows of each request whose scores are asked for; None asks for none.
+        normalize: "vocabulary" or "allowed".
     """
 
     items: Any
@@ -49,6 +50,7 @@ class Case:
     excluded: list[np.ndarray]
     gains: list[np.ndarray | None]
     candidates: list[np.ndarray] | None
+    normalize: str
 
     def __post_init__(self) -> None:
         self.trie = ItemTrie.build(self.items)
@@ -64,6 +66,7 @@ class Case:
             masks=[None if a is None else RowMask.of(self.trie, a[place]) for a in self.allowed],
             boosts=[None if g is None else Boost.of(self.trie, g[place]) for g in self.gains],
             candidates=self.candidates,
+            normalize=self.normalize,
         )
 
     @torch.inference_mode()
@@ -106,7 +109,11 @@ class Expected:
         for prefix in prefixes:
             before, token = prefix[:-1], prefix[-1]
             values = logits[before]
-            step = float(values[token] - values.logsumexp(-1))
+            among = slice(None)
+            if case.normalize == "allowed":
+                among = sorted({row[len(before)] for row in self.rows
+                                if row[: len(before)] == before} | {token})  # fmt: skip
+            step = float(values[token] - values[among].logsumexp(-1))
             self.log_probs[prefix] = self.log_probs[before] + step
 
     def worth(self, prefix: Row) -> float:
@@ -144,7 +151,7 @@ def thin(rng: np.random.Generator, items: int, levels: int) -> np.ndarray:
 
 
 @st.composite
-def cases(draw: Any) -> Case:
+def cases(draw: Any, *, normalizes: tuple[str, ...] = ("vocabulary", "allowed")) -> Case:
     """Catalogs of any form, and batches with any mixture of restrictions."""
     rng = np.random.default_rng(draw(st.integers(0, 100_000)))
     items, levels = draw(st.sampled_from([1, 7, 40, 120, 300])), draw(st.integers(1, 5))
@@ -158,8 +165,9 @@ def cases(draw: Any) -> Case:
     share = draw(st.sampled_from([None, None, 0.0, 0.05, 0.5, 1.0]))
     excluded = draw(st.sampled_from([0.0, 0.0, 0.1, 0.8, 1.0]))
     strength = draw(st.sampled_from([None, None, 0.5, 5.0]))
+    normalize = draw(st.sampled_from(normalizes))
     candidates = None
-    if draw(st.booleans()):
+    if normalize == "vocabulary" and draw(st.booleans()):
         candidates = [rng.integers(0, trie.num_rows, rng.integers(0, 12)) for _ in prompts]
     none = [None] * len(prompts)
     return Case(
@@ -174,6 +182,7 @@ def cases(draw: Any) -> Case:
             for _ in prompts
         ],
         candidates,
+        normalize,
     )  # fmt: skip
 
 
@@ -193,10 +202,12 @@ def broken_model(tokens: Any, value: float = math.nan) -> Any:
 class SearchSuite:
     """Tests of one way to search.
 
-    A subclass has `search`. Its answers are beam search's, or those of an exhaustive search if it
-    is `complete`; it has a pass a level if it is `level_by_level`.
+    A subclass has `search`, and says in `normalizes` over what it takes log-probabilities. Its
+    answers are beam search's, or those of an exhaustive search if it is `complete`; it has a pass a
+    level if it is `level_by_level`.
     """
 
+    normalizes: tuple[str, ...] = ("vocabulary", "allowed")
     complete = False
     level_by_level = False
 
@@ -207,7 +218,7 @@ class SearchSuite:
     @given(data=st.data(), num_beams=st.sampled_from([1, 2, 3, 5, 9, 22]))
     @settings(max_examples=30, deadline=None)
     def test_answers_are_those_of_plain_python(self, data: Any, num_beams: int) -> None:
-        case = data.draw(cases())
+        case = data.draw(cases(normalizes=self.normalizes))
         found = self.search(TARGET, case.request, case.trie, num_beams)
         for i in range(len(case.prompts)):
             right = Expected(case, TARGET, i)
@@ -303,7 +314,7 @@ class DrafterSuite(SearchSuite):
     @given(data=st.data(), num_beams=st.integers(1, 12), heat=st.sampled_from([0.3, 1.0, 2.5]))
     @settings(max_examples=12, deadline=None)
     def test_samples_are_those_of_beam_search(self, data: Any, num_beams: int, heat: float) -> None:
-        case = data.draw(cases())
+        case = data.draw(cases(normalizes=("vocabulary",)))
         request = SearchRequest(
             case.prompts, exclude=case.excluded, masks=case.request.masks,
             seeds=range(-2, len(case.prompts) - 2), temperature=heat,

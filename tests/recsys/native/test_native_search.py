@@ -171,9 +171,10 @@ def test_several_threads_change_no_bit():
     check_equal(*found)
 
 
-def test_samples_are_left_to_the_steps():
+@pytest.mark.parametrize("change", [{"seeds": [1]}, {"normalize": "allowed"}])
+def test_other_searches_are_left_to_the_steps(change):
     trie = ItemTrie.build([[5, 20], [5, 21], [8, 20]])
-    request = SearchRequest([[1, 2]], seeds=[1])
+    request = SearchRequest([[1, 2]], **change)
     assert native_decoder(Search.of(request, MODELS["llama"], trie)) is None
 
 
