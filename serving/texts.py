@@ -89,8 +89,7 @@ class Texts:
         self._model: TextModel | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
         self._calls = OffLoop(settings, self._thread.submit)
-        self._asked, self._closing, self._idle = 0, False, asyncio.Event()
-        self._idle.set()
+        self._closing = False
 
     async def start(self) -> None:
         """Load the text model, if there is one, and compile the formats.
@@ -114,8 +113,6 @@ class Texts:
     async def close(self) -> None:
         """Refuse new requests, answer the waiting ones, and end the thread."""
         self._closing = True
-        await self._idle.wait()
-        # What nobody waits for ends at its next token.
         await asyncio.to_thread(self._thread.shutdown)
 
     async def write(self, body: TextsRequest, deadline: float) -> TextsResponse:
@@ -143,8 +140,6 @@ class Texts:
             )
         CALLER.get().charge(PROMPT + PASS * body.max_tokens - 1)
         stop = threading.Event()
-        self._asked += 1
-        self._idle.clear()
         try:
             return await self._calls(self._write, body, self._model, stop.is_set, deadline=deadline)
         except RequestError as error:
@@ -153,9 +148,6 @@ class Texts:
             ) from error
         finally:
             stop.set()
-            self._asked -= 1
-            if not self._asked:
-                self._idle.set()
 
     def _write(
         self, body: TextsRequest, model: "TextModel", stopped: Callable[[], bool]

@@ -47,14 +47,9 @@ def open_store(
     Raises:
         ConfigError: a URL of an unknown kind, or a package that it needs is missing.
     """
-    database = open_database(location)
-    try:
-        from recsys.serving.stores.store import Store
+    from recsys.serving.stores.store import Store
 
-        store = Store(database, not_history=not_history, observer=observer)
-    except BaseException:
-        database.close()
-        raise
+    store = Store(_database(location), not_history=not_history, observer=observer)
     try:
         if histories is not None:
             fields = {"imported": store.history.seed(histories)}
@@ -65,8 +60,7 @@ def open_store(
     return store
 
 
-def open_database(location: str | Path) -> "Database":
-    """Open the database of the store at a path or URL (`open_store`)."""
+def _database(location: str | Path) -> "Database":
     if (path := sqlite_file(location)) is not None:
         from recsys.serving.stores.sqlite import SqliteDatabase
 
