@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel
 
@@ -113,7 +113,6 @@ class Aliases:
         self._changing = ChangeLock()
         self._unloading: set[asyncio.Task[None]] = set()
         self._started = False
-        self._unrestored: dict[str, KeptAlias] = {}  # their bundles could not be loaded
 
     async def start(self, loaded: Recommender | None = None) -> None:
         """Load the models of the stored aliases, or the bundle of the settings.
@@ -188,7 +187,8 @@ class Aliases:
         """Let an alias stand again for the version that it stood for when it was kept.
 
         If that is gone, the alias gets the bundle that has its name now, and the lost version
-        becomes its latest previous one. An alias that cannot be restored is logged.
+        becomes its latest previous one. An alias that cannot be restored is logged, and stays in
+        the store until it is changed.
         """
         version, previous = Version(stored.bundle, stored.digest), stored.previous
         async with self._changing:
@@ -202,7 +202,6 @@ class Aliases:
                 await self._change(alias, bundle, previous)
             except Exception as error:
                 logger.error("alias %s is not restored: %s", alias, error)
-                self._unrestored[alias] = stored
 
     async def rollback(self, alias: str) -> AliasInfo:
         """Let an alias stand for its latest previous version.
@@ -338,12 +337,15 @@ class Aliases:
         """Write the aliases to the store, of which one was changed."""
         if not self._started:
             return  # the stored aliases are being restored
-        unrestored = {name: one for name, one in self._unrestored.items() if name != changed}
-        kept = {name: KeptAlias.of(one) for name, one in aliases.items()} | unrestored
-        values = {name: one.model_dump(mode="json") for name, one in kept.items()}
+        values = {name: KeptAlias.of(one).model_dump(mode="json") for name, one in aliases.items()}
         bundle = str(self._settings.bundle.absolute())
-        await self._store.state.put(STATE, {"bundle": bundle, "aliases": values})
-        self._unrestored = unrestored
+
+        def change(state: dict[str, Any]) -> None:  # one that was not restored stays
+            others = state["aliases"] if state.get("bundle") == bundle else {}
+            others.pop(changed, None)
+            state.update(bundle=bundle, aliases={**values, **others})
+
+        await self._store.state.change(STATE, change)
 
     def _publish(self, aliases: dict[str, Alias]) -> None:
         """Let requests use the aliases, and unload models that none of them stands for."""

@@ -103,11 +103,6 @@ class StateTable:
 
         return await self._calls.read("state", read, limited=False)
 
-    async def put(self, key: str, value: Any) -> None:
-        """Store a value durably."""
-        put = self._calls.database.put_state
-        await self._calls.change("state", lambda connection: put(connection, key, value))
-
     async def revision(self, key: str) -> Any:
         """What `change` has last returned in any process, before the value: another each time."""
         return await self.get(_revision(key))

@@ -64,7 +64,7 @@ async def tell(client, given, sent):
     store = client._transport.app.state.service.store
     for one in given:
         store.served.remember(one)
-    await store.state.put("written", True)
+    await store.state.change("written", dict.clear)
     if sent:
         response = await client.post("/v1/events", json={"events": sent})
         assert response.status_code == 200, response.text

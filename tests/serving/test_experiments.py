@@ -83,7 +83,7 @@ def code(response):
 
 async def results(client, name="homepage"):
     """The results, once the exposures are written that are still in the queue."""
-    await client._transport.app.state.service.store.state.put("written", True)
+    await client._transport.app.state.service.store.state.change("written", dict.clear)
     response = await client.get(f"/v1/experiments/{name}/results")
     assert response.status_code == 200, response.text
     return response.json()

@@ -311,7 +311,7 @@ async def test_a_change_that_the_store_cannot_take_changes_nothing(
     await client.put("/v1/aliases/other", json={"bundle": "one"})
     before = (await client.get("/v1/models")).json()
     with monkeypatch.context() as patch:
-        patch.setattr(service.store.state, "put", away)
+        patch.setattr(service.store.state, "change", away)
         put = await client.put("/v1/aliases/champion", json={"bundle": "two"})
         removed = await client.delete("/v1/aliases/other")
     assert code(put) == code(removed) == (503, "store_unavailable")

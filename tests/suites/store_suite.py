@@ -36,7 +36,7 @@ async def show(store, *answers, experiment="e", window_ms=50):
     for name, user, arm, time_ms in answers:
         exposure = Exposure(experiment, arm, window_ms)
         store.served.remember(Served(name, user, "m", ("x",), time_ms, exposure))
-    await store.state.put("written", len(answers))
+    await store.state.change("written", dict.clear)
 
 
 class StoreSuite:
@@ -391,7 +391,7 @@ class StoreSuite:
         assert await store.served.last() == (0, None)
         for n in range(4):
             store.served.remember(Served(f"r{n}", None if n else "ada", "m", ("x", '"é'), 100 + n))
-        await store.state.put("written", True)
+        await store.state.change("written", dict.clear)
         last, forgotten = await store.served.last()
         assert forgotten is None
         newest = await store.served.page(last, 2, 101)
@@ -403,7 +403,7 @@ class StoreSuite:
         assert [one.recommendation_id for one in rest] == ["r1"]
         monkeypatch.setattr(served_module, "SERVED_KEPT", 3)
         store.served.remember(Served("r4", "ada", "m", ("x",), 104))
-        await store.state.put("written", True)
+        await store.state.change("written", dict.clear)
         assert (await store.served.last())[1] == 102
 
     async def test_answers_of_an_experiment_count_by_user(self, store):

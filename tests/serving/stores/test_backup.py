@@ -39,7 +39,7 @@ async def full(tmp_path, opened, event, write_dataset):
     await store.history.append([event("3", user="eve")])
     await store.history.erase("eve")
     await store.journal.append("catalogue", [{"op": "remove", "item_id": "i"}])
-    await store.state.put("aliases", {"champion": "a"})
+    await store.state.change("aliases", lambda state: state.update(champion="a"))
     return store
 
 

@@ -15,7 +15,7 @@ from recsys.serving.stores.records import Appended, StoreAwayError, StoreError
 async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opened, event):
     store = opened(postgres.url)
     await store.history.append([event("1", item="before")])
-    await store.state.put("k", 1)
+    await store.state.change("k", dict.clear)
     await asyncio.gather(
         *(store.history.read("ada", 9) for _ in range(20))
     )  # every reader connects

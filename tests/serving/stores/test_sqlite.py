@@ -187,7 +187,7 @@ async def test_a_large_store_is_rewritten_after_the_answer(path, opened, event, 
     await store.history.erase(users[0])
     assert rewritten == []
     monkeypatch.setattr(store.database, "_rest_until", 0.0)
-    await store.state.put("k", 1)  # the writer begins with what is due
+    await store.state.change("k", dict.clear)  # the writer begins with what is due
     assert rewritten == [True]
     assert not left_to_do(path)
     assert users[0].encode() not in on_disk(path)
@@ -204,7 +204,7 @@ async def test_what_a_stop_left_is_done_after_the_next_start(path, opened, event
     store.close()
     assert left_to_do(path)
     again = opened(path)
-    await again.state.put("k", 1)
+    await again.state.change("k", dict.clear)
     assert not left_to_do(path)
     content = on_disk(path)
     assert not [user for user in users[:25] if user.encode() in content]
@@ -221,7 +221,7 @@ async def test_a_reader_delays_the_truncation_of_the_log(path, opened, event, mo
     await store.history.erase(secret)
     assert left_to_do(path)
     exported.close()
-    await store.state.put("k", 1)
+    await store.state.change("k", dict.clear)
     assert not left_to_do(path)
     assert secret.encode() not in on_disk(path)
 
@@ -260,15 +260,15 @@ async def test_remembered_answers_survive_an_outage_but_not_their_own_fault(
     monkeypatch.setattr(store.served, "insert", fragile)
     names = [f"r{i}" for i in range(9)]
     store.served._waiting.extend(Served(name, "bob", "m", ("x",), 1) for name in names)
-    for value in (1, 2):
+    for n in (1, 2):
         with contextlib.suppress(StoreError):  # the first meets the outage
-            await store.state.put("k", value)
-    assert await store.state.get("k") == 2
+            await store.state.change("k", lambda value, n=n: value.update(n=n))
+    assert await store.state.get("k") == {"n": 2}
     assert [remembered(store, name) for name in names] == [True] * 9
     store.served._waiting.extend(Served(name, "bob", "m", ("x",), 1) for name in ("next", "bad"))
-    await store.state.put("k", 3)
+    await store.state.change("k", lambda value: value.update(n=3))
     assert "2 answers were dropped" in caplog.text
-    assert await store.state.get("k") == 3
+    assert await store.state.get("k") == {"n": 3}
     assert not remembered(store, "bad")
 
 
@@ -276,7 +276,7 @@ async def test_an_answer_to_an_impossible_user_is_not_remembered(location, opene
     store = opened(location)
     for name, user in (("a", "ada"), ("b", "b\0b")):
         store.served.remember(Served(name, user, "m", ("x",), 1))
-    await store.state.put("k", 1)
+    await store.state.change("k", dict.clear)
     assert [remembered(store, name) for name in "ab"] == [True, False]
 
 
@@ -286,5 +286,5 @@ async def test_answers_in_progress_at_an_erasure_are_not_remembered(path, opened
     now = time.time_ns() // 1_000_000
     for name, user, late in (("a", "ada", 10), ("b", "bob", 10), ("c", "ada", 90_000)):
         store.served.remember(Served(name, user, "m", ("x",), now + late))
-    await store.state.put("k", 1)
+    await store.state.change("k", dict.clear)
     assert [remembered(store, name) for name in "abc"] == [False, True, True]
