@@ -1,5 +1,8 @@
 """All routes of the service, in the order in which they are matched."""
 
+from functools import lru_cache
+from typing import Any
+
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
@@ -18,6 +21,16 @@ def find_route(scope: Scope) -> tuple[APIRoute | None, set[str]]:
     Returns the route and the methods that its path answers to. If the request's method is not
     among them, it is the first route of the path. If there is no such path, None and no methods.
     """
+    return _find(scope["method"], scope["path"], scope.get("raw_path"), scope.get("root_path", ""))
+
+
+@lru_cache(maxsize=256)  # most requests are for few paths, and matching one takes up to 0.2 ms
+def _find(
+    method: str, path: str, raw_path: bytes | None, root_path: str
+) -> tuple[APIRoute | None, set[str]]:
+    scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "root_path": root_path}
+    if raw_path is not None:
+        scope["raw_path"] = raw_path
     fitting: list[APIRoute] = []
     for route in ROUTES:
         match, _ = route.matches(scope)
