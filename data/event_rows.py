@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -17,7 +17,7 @@ from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
 from recsys.data.files import Damage
 from recsys.data.first_rows import FirstRows
-from recsys.data.grouped_rows import LINE, filled_down, with_lines
+from recsys.data.grouped_rows import LINE, OfOrders, filled_down, with_lines
 from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import FIELDS, LATEST, ItemCleaner, ItemFields, ids_of_names
 from recsys.data.numbers import read_ratings
@@ -63,7 +63,7 @@ class EventReader:
     report: Report
     first: FirstRows
     forms: IdForms
-    of_orders: Sequence[str] = ()
+    of_orders: OfOrders
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
     nobody: dict[str, None] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class EventReader:
     def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
         """Canonical events, part by part."""
         used = {match.column for match in self.roles.values()}
-        used |= {column for column, _ in self.first.conditions} | {*self.of_orders[:1]}
+        used |= {column for column, _ in self.first.conditions} | self.of_orders.used
         if self.first.without_id:
             self.titles = self._ids_of_names(files, "item", "title")
         if self.first.without_user:

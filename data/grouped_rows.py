@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import permutations
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 import numpy as np
@@ -18,57 +19,108 @@ from numpy.typing import NDArray
 
 from recsys.data.advice import command_of
 from recsys.data.column_words import EVENT_WORDS, has_role, is_of_later, order, rank
+from recsys.data.day_orders import share_of_times
 from recsys.data.files import Damage
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import Report, sentence
+from recsys.data.sample import SURE_SHARE, share_of
 from recsys.data.texts import as_text
+from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 
 LINE = "\x1f line"  # the name of the column `line`
+DATE = r"\d[-/.:]\d"
 LEAST_BLANK = 0.2  # share of the rows that are below the first line of their order
 
 
-def columns_of_orders(rows: pa.Table) -> list[str]:
-    """The columns that are filled in the first line of each order alone; empty without such.
+class OfOrders(NamedTuple):
+    """The columns that are filled in the first line of each order alone.
 
-    One is of times, which comes first, and one is of users or orders; the others are those that are
-    filled in the same rows. No column of users or orders may be filled in another row.
+    Attributes:
+        names: of the columns, of which the first one has the times; empty without such.
+        number: the column that has the number of the order in each line; None without one.
+    """
+
+    names: list[str]
+    number: str | None = None
+
+    @property
+    def used(self) -> set[str]:
+        """The columns that tell the first lines."""
+        return {name for name in (*self.names[:1], self.number) if name}
+
+
+def columns_of_orders(rows: pa.Table) -> OfOrders:
+    """Find such columns.
+
+    One is of times, and one is of users or orders; the others are those that are filled in the same
+    rows. No column of users or orders may be filled in another row, but one that has the number of
+    the order in each. Where such a number says so, few of the rows may be further lines.
     """
     once = [name for name, count in Counter(rows.column_names).items() if count == 1]
     filled = {n: _filled(rows[n]) for n in once if not pa.types.is_nested(rows[n].type)}
     owners = {name for name in filled if rank(name, EVENT_WORDS["user"]) is not None}
-    owners |= {name for name in filled if rank(name, EVENT_WORDS["session"][:2]) is not None}
-    for time, first in filled.items():
-        is_time = rank(time, EVENT_WORDS["timestamp"]) is not None and not is_of_later(time)
-        if not is_time or not first[:1].any() or first.mean() > 1 - LEAST_BLANK:
+    orders = {name for name in filled if rank(name, EVENT_WORDS["session"][:2]) is not None}
+    times = [name for name in filled if _has_times(rows, name) and not is_of_later(name)]
+    for time in times:
+        first = filled[time]
+        if not first[:1].any() or first.all() or any(filled[name].all() for name in times):
             continue
         same = {name for name in filled if (filled[name] == first).all()}
-        if owners & same and not any((filled[name] & ~first).any() for name in owners):
-            return [time, *sorted((same | owners) - {time})]
-    return []
+        of_first = {name for name in owners | orders if not (filled[name] & ~first).any()}
+        few = first.mean() > 1 - LEAST_BLANK
+        if not few and of_first == owners | orders and of_first & same:
+            return OfOrders([time, *sorted((same | of_first) - {time})])
+        for number in (n for n in filled if has_role("session", [n]) and n not in of_first):
+            lines = _sources(first, rows[number]) != np.arange(len(first))
+            if filled[number].all() and lines.sum() >= SURE_SHARE * (~first).sum():
+                return OfOrders([time, *sorted((same | of_first) - {time})], number)
+    return OfOrders([])
+
+
+def _has_times(rows: pa.Table, name: str) -> bool:
+    """Whether a column has times, by its name or by most of its values."""
+    texts = as_text(rows[name])
+    rules = TimeRules("auto", "UTC", None, 0)
+    return has_role("timestamp", [name]) or (
+        share_of(texts.filter(_filled(texts)), DATE) >= SURE_SHARE
+        and share_of_times(texts, rules)[1] >= SURE_SHARE
+    )
+
+
+def _sources(first: NDArray[np.bool_], numbers: pa.ChunkedArray | None) -> NDArray[np.int64]:
+    """(rows,) the first line of each row's order, or the row itself; all lines have a number."""
+    row = np.arange(len(first))
+    source = np.maximum.accumulate(np.where(first, row, 0))
+    if numbers is not None:
+        order = numbers.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()
+        source = np.where(order[source] == order, source, row)
+    return source
 
 
 def filled_down(
-    parts: Iterable[pa.Table], names: Sequence[str], report: Report
+    parts: Iterable[pa.Table], of_orders: OfOrders, report: Report
 ) -> Iterator[pa.Table]:
     """The rows of a file, each with the values of the first line of its order.
 
     Args:
         parts: of the rows, in order.
-        names: of the columns of these values, from `columns_of_orders`.
+        of_orders: the columns of these values.
         report: is increased by the rows that are filled in.
     """
+    names, number = of_orders
     last = None
-    for rows in parts:
+    for rows in parts if names else ():
         every = rows if last is None else pa.concat_tables([last, rows])
-        first = _filled(every[names[0]]) if names else np.ones(len(every), bool)
-        report.add("further_lines_of_orders", int(np.count_nonzero(~first)))
-        source = pa.array(np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)))
-        for number, name in enumerate(every.column_names if names else ()):
-            if name in names:
-                every = every.set_column(number, name, every[name].take(source))
-        last = every.slice(every.num_rows - 1) if names else None
+        first = _filled(every[names[0]])
+        source = _sources(first, every[number] if number else None)
+        report.add("further_lines_of_orders", int((source != np.arange(len(first))).sum()))
+        for name in names:
+            made = pc.if_else(pa.array(first), every[name], every[name].take(pa.array(source)))
+            every = every.set_column(every.column_names.index(name), name, made)
+        last = every.slice(every.num_rows - 1)
         yield every.slice(every.num_rows - rows.num_rows)
+    yield from () if names else parts
 
 
 def with_lines(parts: Iterable[pa.Table], used: Set[str], file: TableFile) -> Iterator[pa.Table]:

@@ -26,7 +26,12 @@ from recsys.data.day_orders import orders_of_days
 from recsys.data.event_rows import EventReader
 from recsys.data.files import Damage
 from recsys.data.first_rows import look_at
-from recsys.data.grouped_rows import columns_of_orders, filled_down, refuse_orders_beside_lines
+from recsys.data.grouped_rows import (
+    OfOrders,
+    columns_of_orders,
+    filled_down,
+    refuse_orders_beside_lines,
+)
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
 from recsys.data.layouts import (
@@ -122,7 +127,7 @@ def read(config: ReaderConfig) -> EventStream:
 
 def _recognised(
     config: ReaderConfig, paths: Sequence[Path], described: Sample | None, times: TimeRules
-) -> tuple[list[TableFile], Sample, Roles, list[str]]:
+) -> tuple[list[TableFile], Sample, Roles, OfOrders]:
     """The files of events, their first rows, the roles, and the columns of whole orders."""
     chosen, known = asdict(config.columns), config.mapping
     for explode in (True, False):
