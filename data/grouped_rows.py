@@ -30,6 +30,7 @@ from recsys.errors import DataError
 
 LINE = "\x1f line"  # the name of the column `line`
 DATE = r"\d[-/.:]\d"
+MOST_FURTHER, LEAST_FIRST = 0.1, 0.5  # shares of the further and of the first lines with a value
 LEAST_BLANK = 0.2  # share of the rows that are below the first line of their order
 
 
@@ -53,29 +54,41 @@ class OfOrders(NamedTuple):
 def columns_of_orders(rows: pa.Table) -> OfOrders:
     """Find such columns.
 
-    One is of times, and one is of users or orders; the others are those that are filled in the same
-    rows. No column of users or orders may be filled in another row, but one that has the number of
-    the order in each. Where such a number says so, few of the rows may be further lines.
+    With a number in each line, they are filled in many first lines and hardly any other. Without,
+    one is of times, and one is of users or orders; the others are those that are filled in the same
+    rows, and no column of users or orders may be filled in another row.
     """
     once = [name for name, count in Counter(rows.column_names).items() if count == 1]
     filled = {n: _filled(rows[n]) for n in once if not pa.types.is_nested(rows[n].type)}
-    owners = {name for name in filled if rank(name, EVENT_WORDS["user"]) is not None}
-    orders = {name for name in filled if rank(name, EVENT_WORDS["session"][:2]) is not None}
     times = [name for name in filled if _has_times(rows, name) and not is_of_later(name)]
+    for number in [n for n in filled if has_role("session", [n]) and filled[n].all()]:
+        first = _first_lines(rows[number])
+        further = ~first
+        names = [
+            name
+            for name, mine in filled.items()
+            if (mine & further).sum() <= MOST_FURTHER * further.sum()
+            and mine[first].mean() > LEAST_FIRST
+        ]
+        if further.any() and times and {*times} <= {*names}:
+            return OfOrders([*times, *(name for name in names if name not in times)], number)
+    owners = {name for name in filled if has_role("user", [name])}
+    owners |= {name for name in filled if rank(name, EVENT_WORDS["session"][:2]) is not None}
     for time in times:
         first = filled[time]
-        if not first[:1].any() or first.all() or any(filled[name].all() for name in times):
+        named = has_role("timestamp", [time])
+        if not named or not first[:1].any() or first.mean() > 1 - LEAST_BLANK:
             continue
         same = {name for name in filled if (filled[name] == first).all()}
-        of_first = {name for name in owners | orders if not (filled[name] & ~first).any()}
-        few = first.mean() > 1 - LEAST_BLANK
-        if not few and of_first == owners | orders and of_first & same:
-            return OfOrders([time, *sorted((same | of_first) - {time})])
-        for number in (n for n in filled if has_role("session", [n]) and n not in of_first):
-            lines = _sources(first, rows[number]) != np.arange(len(first))
-            if filled[number].all() and lines.sum() >= SURE_SHARE * (~first).sum():
-                return OfOrders([time, *sorted((same | of_first) - {time})], number)
+        if owners & same and not any((filled[name] & ~first).any() for name in owners):
+            return OfOrders([time, *sorted((same | owners) - {time})])
     return OfOrders([])
+
+
+def _first_lines(numbers: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """(rows,) whether a line has another number than the one before."""
+    order = numbers.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()
+    return np.append(True, order[1:] != order[:-1])[: len(order)]
 
 
 def _has_times(rows: pa.Table, name: str) -> bool:
@@ -86,16 +99,6 @@ def _has_times(rows: pa.Table, name: str) -> bool:
         share_of(texts.filter(_filled(texts)), DATE) >= SURE_SHARE
         and share_of_times(texts, rules)[1] >= SURE_SHARE
     )
-
-
-def _sources(first: NDArray[np.bool_], numbers: pa.ChunkedArray | None) -> NDArray[np.int64]:
-    """(rows,) the first line of each row's order, or the row itself; all lines have a number."""
-    row = np.arange(len(first))
-    source = np.maximum.accumulate(np.where(first, row, 0))
-    if numbers is not None:
-        order = numbers.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()
-        source = np.where(order[source] == order, source, row)
-    return source
 
 
 def filled_down(
@@ -112,11 +115,12 @@ def filled_down(
     last = None
     for rows in parts if names else ():
         every = rows if last is None else pa.concat_tables([last, rows])
-        first = _filled(every[names[0]])
-        source = _sources(first, every[number] if number else None)
-        report.add("further_lines_of_orders", int((source != np.arange(len(first))).sum()))
+        first = _first_lines(every[number]) if number else _filled(every[names[0]])
+        report.add("further_lines_of_orders", int(np.count_nonzero(~first)))
+        source = pa.array(np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)))
         for name in names:
-            made = pc.if_else(pa.array(first), every[name], every[name].take(pa.array(source)))
+            own = pa.array(_filled(every[name]))
+            made = pc.if_else(own, every[name], every[name].take(source))
             every = every.set_column(every.column_names.index(name), name, made)
         last = every.slice(every.num_rows - 1)
         yield every.slice(every.num_rows - rows.num_rows)
