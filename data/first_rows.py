@@ -16,10 +16,11 @@ from recsys.data.column_notes import items_below_0, items_of
 from recsys.data.column_words import EVENT_WORDS, rank
 from recsys.data.columns import recognise_items
 from recsys.data.item_cells import ItemCells, item_cells
+from recsys.data.numbers import read_numbers
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.report import sentence
-from recsys.data.returns import forms_of_pieces
+from recsys.data.returns import forms_of_pieces, read_pieces
 from recsys.data.sample import SAMPLE_ROWS, Roles, Sample, free_columns
 from recsys.data.service_lines import (
     KEEP,
@@ -132,8 +133,17 @@ def look_at(
     rows = form.split(sample.table, own)[0]
     orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
     bought = items_of(rows, roles, path)
-    shares, digits = order_shares(
-        [as_strings(rows[order.column], "order", path) for order in orders], bought
+    prices, pieces = None, None
+    if "price" in roles:
+        texts = as_strings(rows[roles["price"].column], "price", path)
+        prices = read_numbers(texts, named=True, prices=True)
+    if "quantity" in roles:
+        pieces = read_pieces(as_strings(rows[roles["quantity"].column], "quantity", path))
+    shares = order_shares(
+        [as_strings(rows[order.column], "order", path) for order in orders],
+        bought,
+        prices and prices.values,
+        pieces,
     )
     all_known = described is not None and described.table.num_rows < SAMPLE_ROWS
     ids = frozenset(known.to_pylist()) if all_known else frozenset()
@@ -142,14 +152,14 @@ def look_at(
     told = described is not None or bool(known_form.get("items") or conditions)
     told = told or pc.count_distinct(bought).as_py() < FEW_ITEMS
     below = frozenset(items_below_0(sample, roles))
-    service = ServiceLines(plain, set(), below, ids, shares, digits, is_order, told, doubts=doubts)
+    service = ServiceLines(plain, set(), below, ids, *shares, is_order, told, doubts=doubts)
     if items is not None:
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
     service.ask(titles, stops=not config.new_items)  # nobody answers at night
-    pieces = known_form.get("pieces", []) + _pieces(events, roles)
+    shown = known_form.get("pieces", []) + _pieces(events, roles)
     without_id = "title" in roles and pc.any(is_no_id(cells)).as_py()
-    return FirstRows(form, nobody, prefix, service, conditions, pieces, without_id, without_user)
+    return FirstRows(form, nobody, prefix, service, conditions, shown, without_id, without_user)
 
 
 def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:

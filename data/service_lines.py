@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 from recsys.data.availability import each
 from recsys.data.column_words import pattern, words
 from recsys.data.report import sentence
+from recsys.data.sample import SURE_SHARE
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
@@ -36,6 +38,9 @@ CONTEXT = words("beside_no_products")
 KINDS_OF_LINES = re.compile("(line|position|zeile|itemiz).*(type|typ|art|kind)")
 KINDS_OF_ITEMS = re.compile("type|typ|art|kind|tipo")  # where one of the kinds is that of items
 MOST_KINDS = 20
+SURELY = 10  # cases that are expected of an item that has none
+MOST_PRICES = 3  # of an item whose price does not depend on the order
+SORTED = 0.9  # share of the lines whose id follows the one before in their order
 DIVIDED = "\x1f"  # between the id and the title of a line
 Says = Literal["sure", "weak", "part", "some"]
 
@@ -76,6 +81,7 @@ class ServiceLines:
         described: the ids of the items file, as far as they are known; empty without one.
         shares: item -> share of the orders, for items in many of them.
         with_digits: share of the lines whose id has a digit.
+        apart: items that the orders show to be unlike products (`OrderShares`).
         orders: whether the events are lines of orders; among ratings and clicks, an item that only
             has the name of such a line is one of the shop, unless it stands out.
         told: whether a file or a column says which lines are products, or the shop has so few items
@@ -91,6 +97,7 @@ class ServiceLines:
     described: Set[str] = frozenset()
     shares: Mapping[str, float] = field(default_factory=dict)
     with_digits: float = 0.0
+    apart: Collection[str] = ()
     orders: bool = True
     told: bool = True
     dropped: Counter[str] = field(default_factory=Counter)
@@ -183,9 +190,23 @@ class ServiceLines:
                 why = "is not in the items file" if missing else "no items file describes it"
             said = {"leave": self._setting(item), "keep": self._setting(f"!{item}")}
             doubt = sentence("doubtful_line", name=name, share=share, why=why, **said)
-            if stops:
-                raise DataError(doubt)
-            self.doubts.append(f"{doubt}.")
+            self._doubt(doubt, stops)
+        apart = [item for item in self.apart if not (self.told or self._is_product(item))]
+        apart = [item for item in apart if not self.is_service(item, titles.get(item, ""))]
+        if apart and self.orders and self._recognises:
+            shown = (
+                f"{i!r} ({titles.get(i) or i}, {self.shares[i]:.0%} of the orders)" for i in apart
+            )
+            said = {
+                "leave": self._setting(*apart),
+                "keep": self._setting(*(f"!{i}" for i in apart)),
+            }
+            self._doubt(sentence("lines_apart", shown=", ".join(shown), **said), stops)
+
+    def _doubt(self, doubt: str, stops: bool) -> None:
+        if stops:
+            raise DataError(doubt)
+        self.doubts.append(f"{doubt}.")
 
     def summary(self) -> str:
         """What was left out, and what was kept although it has such a name; empty for nothing."""
@@ -199,8 +220,8 @@ class ServiceLines:
             sentences.append(sentence("kept_lines", shown=self._shown(self.kept), one=setting))
         return " ".join(sentences)
 
-    def _setting(self, pattern: str) -> str:
-        patterns = json.dumps([*self.patterns, pattern], ensure_ascii=False)
+    def _setting(self, *more: str) -> str:
+        patterns = json.dumps([*self.patterns, *more], ensure_ascii=False)
         return f"--set {shlex.quote(f'data.clean.drop_items={patterns}')}"
 
     def _shown(self, lines: Counter[str]) -> str:
@@ -229,22 +250,84 @@ def kinds_of_no_products(name: str, values: pa.ChunkedArray) -> list[str]:
     return named if len(named) < len(kinds) <= MOST_KINDS else []
 
 
+class OrderShares(NamedTuple):
+    """What orders show of the items in many of them.
+
+    Attributes:
+        common: item -> share of the orders.
+        with_digits: share of the lines whose id has a digit.
+        apart: the items that differ from products (`_items_apart`).
+    """
+
+    common: dict[str, float]
+    with_digits: float
+    apart: list[str]
+
+
 def order_shares(
-    orders: Sequence[pa.ChunkedArray], items: pa.ChunkedArray
-) -> tuple[dict[str, float], float]:
-    """The items in many orders, with their shares, and the share of lines whose id has a digit.
+    orders: Sequence[pa.ChunkedArray],
+    items: pa.ChunkedArray,
+    prices: pa.ChunkedArray | None = None,
+    pieces: pa.ChunkedArray | None = None,
+) -> OrderShares:
+    """What the first rows show.
 
     Args:
         orders: columns that together tell the orders apart.
         items: the item of each row; empty where it is missing.
+        prices: (rows,) as numbers; None without such.
+        pieces: (rows,) as numbers; None without such.
     """
-    lines = pd.DataFrame({f"order{n}": order.to_pandas() for n, order in enumerate(orders)})
-    keys = list(lines.columns)
-    lines = lines.assign(item=items.to_pandas()).drop_duplicates()
-    lines = lines[lines["item"].fillna("") != ""]
-    total, counts = len(lines[keys].drop_duplicates()), lines["item"].value_counts(sort=False)
-    digits = counts[counts.index.str.contains(r"\d")].sum() / max(len(lines), 1)
+    rows = pd.DataFrame({f"order{n}": order.to_pandas() for n, order in enumerate(orders)})
+    keys = list(rows.columns)
+    rows = rows.assign(item=items.to_pandas(), price=np.nan, pieces=np.nan)
+    for name, numbers in (("price", prices), ("pieces", pieces)):
+        if numbers is not None:
+            rows[name] = numbers.to_numpy()
+    rows = rows[rows["item"].fillna("") != ""]
+    rows["order"] = rows.groupby(keys, dropna=False).ngroup()
+    lines = rows.drop_duplicates(["order", "item"])
+    total, counts = lines["order"].nunique(), lines["item"].value_counts(sort=False)
+    digits = float(counts[counts.index.str.contains(r"\d")].sum() / max(len(lines), 1))
     if total < ENOUGH_ORDERS:
-        return {}, float(digits)
+        return OrderShares({}, digits, [])
     common = dict[str, float](counts[counts >= MANY * total] / total)
-    return common, float(digits)
+    return OrderShares(common, digits, _items_apart(rows, lines, common))
+
+
+def _items_apart(rows: pd.DataFrame, lines: pd.DataFrame, common: Mapping[str, float]) -> list[str]:
+    """Of the items in many orders, those that no order has alone, twice, or in several pieces.
+
+    By the other lines, several orders should have it alone. It is also in very many orders, of
+    which some should have several pieces; or it has no price, or many prices, while the others have
+    one each; or it is the last line of each order, and lines do not stand in the order of ids.
+
+    Args:
+        rows: `order`, `item`, `price` and `pieces` of each row.
+        lines: the rows, one for each item of an order.
+        common: item -> share of the orders.
+    """
+    size = lines.groupby("order")["item"].size()
+    paid = rows["price"] > 0
+    prices = rows.groupby("item")["price"].nunique()
+    ends = rows["order"] != rows["order"].shift(-1)
+    rises = rows["item"] > rows["item"].shift(1)
+    is_sorted = rises[rows["order"] == rows["order"].shift(1)].mean() > SORTED
+    several = rows["item"][rows["pieces"] > 1]
+    twice = rows["item"][rows.duplicated(["order", "item"])]
+    alone = lines["item"][lines["order"].map(size) == 1]
+    once = [item for item in common if item not in {*several, *twice, *alone}]
+    single = (lines[~lines["item"].isin(once)].groupby("order").size() == 1).mean()
+    apart = []
+    for item in once:
+        mine = rows["item"] == item
+        if single * mine.sum() < SURELY:
+            continue
+        free = not paid[mine].any() and paid[~mine].mean() > SURE_SHARE
+        varies = prices[item] > MOST_PRICES and prices.median() == 1
+        last = ends[mine].all() and not is_sorted
+        counted = mine.sum() * (rows["pieces"][~mine] > 1).mean() >= SURELY
+        counted = counted and common[item] >= VERY_MANY
+        if free or varies or last or counted:
+            apart.append(item)
+    return apart
