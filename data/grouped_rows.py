@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from recsys.data.day_orders import share_of_times
 from recsys.data.files import Damage
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import Report, sentence
+from recsys.data.returns import are_returns
 from recsys.data.sample import SURE_SHARE, share_of
 from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules
@@ -183,7 +185,52 @@ def refuse_orders_beside_lines(files: Sequence[TableFile], items: str = "") -> N
 
 def print_lines(lines: str, orders: str, own: str, other: str) -> None:
     """Print lines with the columns of their orders, as `refuse_orders_beside_lines` advises."""
-    tables = (open_table(Path(path)).read(Damage()) for path in (lines, orders))
-    made, every = (pa.table([*map(as_text, t.columns)], t.column_names).to_pandas() for t in tables)
+    made, every = (_texts(path).to_pandas() for path in (lines, orders))
     every = every[every[other].fillna("") != ""].drop_duplicates(other).rename(columns={other: own})
     made.merge(every, "left", own, suffixes=("", " of order")).to_csv(sys.stdout, index=False)
+
+
+def refuse_returns_beside_orders(files: Sequence[TableFile]) -> None:
+    """Refuse a file that is called returns beside one of orders with other columns.
+
+    Raises:
+        DataError: they are such files; the message has the command that writes one of both.
+    """
+    for orders, back in permutations(files, 2):
+        if are_returns(back.path.stem) and not are_returns(orders.path.stem):
+            paths = f"{str(orders.path)!r}, {str(back.path)!r}"
+            program = f"from recsys.data.grouped_rows import print_returns; print_returns({paths})"
+            command = command_of(program, orders.path, "with-returns.csv")
+            said = {"path": back.path, "other": orders.path.name, "command": command}
+            raise DataError(sentence("returns_beside_orders", **said))
+
+
+def print_returns(orders: str, returned: str) -> None:
+    """Print the rows of both files, as `refuse_returns_beside_orders` advises.
+
+    Columns of returns are called as those with the same role among the orders, and what they lack
+    is taken from the order of their number.
+    """
+    made, back = _texts(orders), _texts(returned)
+    for role in ("session", "user", "item", "quantity", "timestamp"):
+        own, theirs = (
+            next((n for n in table.column_names if has_role(role, [n])
+                  or (role == "timestamp" and _has_times(table, n))), None)
+            for table in (made, back)
+        )  # fmt: skip
+        if own and theirs and own not in back.column_names and theirs not in made.column_names:
+            names = [own if name == theirs else name for name in back.column_names]
+            back = back.rename_columns(names)
+    every, rows = made.to_pandas(), back.to_pandas()
+    numbers = [n for n in rows if n in every and has_role("session", [n])]
+    if numbers:
+        missing = [n for n in every if n not in rows and has_role("user", [n])]
+        users = every[[numbers[0], *missing]].drop_duplicates(numbers[0])
+        rows = rows.merge(users, "left", numbers[0])
+    both = [every.assign(is_return="no"), rows.assign(is_return="yes")]
+    pd.concat(both).to_csv(sys.stdout, index=False)
+
+
+def _texts(path: str) -> pa.Table:
+    table = open_table(Path(path)).read(Damage())
+    return pa.table([*map(as_text, table.columns)], table.column_names)

@@ -31,6 +31,7 @@ from recsys.data.grouped_rows import (
     columns_of_orders,
     filled_down,
     refuse_orders_beside_lines,
+    refuse_returns_beside_orders,
 )
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
@@ -210,6 +211,7 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
         if sorted(keys) != sorted(by_key) or len(by_key) < len(names):
             refuse_without_header(Sample(file.path, file.sample(SAMPLE_ROWS)), named=False)
             refuse_orders_beside_lines([files[0], file])
+            refuse_returns_beside_orders([files[0], file])
             said = {"own": ", ".join(file.names), "names": ", ".join(names)}
             quoted = shlex.quote(str(max(files[0], file, key=lambda f: len(f.names)).path))
             raise DataError(sentence("other_columns", path=file.path, quoted=quoted, **said))

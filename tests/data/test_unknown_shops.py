@@ -701,14 +701,46 @@ def test_pieces_have_more_names(shop, name):
     assert found.roles["quantity"] == name
 
 
-def test_the_advice_for_orders_and_refunds_in_one_folder_reads_the_orders(shop, raw):
+def test_of_files_with_other_columns_the_one_with_more_may_be_read_alone(shop, raw):
     (raw / "shop").mkdir()
-    (raw / "shop/refunds.csv").write_text("order,sku,refund_date\n7,p1,2026-01-05\n")
-    with pytest.raises(DataError, match=r"or read one file: recsys run .*orders.csv .*below 0"):
-        shop(events(180, str, head="user,item,timestamp,order"), file="shop/orders.csv")
-    (raw / "shop/refunds.csv").rename(raw / "shop/a.csv")
+    (raw / "shop/orders.csv").write_text(events(180, str, head="user,item,timestamp,order"))
     with pytest.raises(DataError, match=r"or read one file: recsys run .*orders.csv"):
-        shop(file="shop/a.csv", events="order,sku,refund_date\n7,p1,2026-01-05\n")
+        shop(file="shop/a.csv", events="order,sku,ship_date\n7,p1,2026-01-05\n")
+
+
+@pytest.mark.parametrize("name", ["refunds", "Retouren 2026", "devoluciones", "a-credit-notes"])
+@pytest.mark.parametrize(
+    ("head", "returned"),
+    [("user,item,timestamp", "user,item,timestamp,reason"),
+     ("user,item,timestamp,order,qty", "order,item,qty,refunded_at"),
+     ("order,user,item,timestamp", "order,sku,refund_date"),
+     ("user,item,timestamp,qty", "user,item,reason,Datum")],
+)  # fmt: skip
+def test_the_advice_for_orders_and_returns_in_one_folder_reads_both(
+    shop, raw, name, head, returned
+):
+    (raw / "shop").mkdir()
+    rows = [
+        {"user": f"u{n % 20}", "item": f"p{n}", "timestamp": f"2025-02-{1 + n % 28:02}", "qty": 1,
+         "order": f"R{n}"} for n in range(180)
+    ]  # fmt: skip
+    for row in rows:
+        row |= dict.fromkeys(("refunded_at", "refund_date", "Datum"), "2025-04-05")
+        row |= {"reason": "too small", "sku": row["item"]}
+    texts = {
+        "orders": table(head, [[row[n] for n in head.split(",")] for row in rows]),
+        name: table(returned, [[row[n] for n in returned.split(",")] for row in rows[3::20]]),
+    }
+    (raw / f"shop/{name}.csv").write_text(texts[name])
+    with pytest.raises(DataError, match=r"has returns of what orders.csv has") as refused:
+        shop(texts["orders"], file="shop/orders.csv")
+    command = str(refused.value).partition("are returns: ")[2]
+    write, _, path = command.partition(" && recsys run ")
+    subprocess.run(["bash", "-c", write], check=True)
+    found = shop(Path(*shlex.split(path)).read_text())
+    assert found.counts["negative_events_dropped"] == 9
+    assert found.data.interactions.item.size == 171
+    assert not {f"p{n}" for n in range(3, 180, 20)} & {*sum(found.histories.values(), [])}  # noqa: RUF017
 
 
 @pytest.mark.parametrize(
