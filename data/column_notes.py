@@ -250,6 +250,7 @@ def _marks_of_returns(
     time and no less often, while hardly any other rows are. The `owners` are the users and items.
     """
     rows, free = _moments(sample, roles, owners), free_columns(sample, roles)
+    most_again = (rows["owner"].value_counts() > 1).mean() > MOST_AGAIN
     for name in sample.table.column_names:
         is_order = rank(name, EVENT_WORDS["session"][:2]) is not None
         if name in unasked or sample.counts[name] > 1 or is_of_a_user(name):
@@ -271,6 +272,8 @@ def _marks_of_returns(
         column = _texts(sample, name).to_pandas().to_numpy(object)
         if len(kinds) > returns.MOST_KINDS:  # such as the number of the order that is returned
             column = np.where(column == "", "", "*")
+        if most_again and "" not in column:  # as where most is bought again after a month
+            continue
         taken = [kind for kind in _kinds_of_returns(rows.assign(kind=column)) if kind]
         if taken and kinds <= {*taken}:
             taken = ["*"]

@@ -173,7 +173,7 @@ def mapped(
         if chosen.get(kind) is not None and not (kind in NEEDED and chosen[kind] == NO_COLUMN):
             continue
         if name not in sample.table.column_names:
-            if kind == "nanosecond":
+            if kind in ("nanosecond", "millisecond"):
                 continue
             without = "" if kind in NEEDED else f", or go on without it: --column {kind}=none"
             said = {"path": sample.path, "name": name, "kind": kind, "without": without}
@@ -387,6 +387,11 @@ def _take_clock(sample: Sample, chosen: Mapping[str, str | None], roles: Roles) 
     below = [n for n in (f"{stem}nanoseconds", f"{stem}nanos") if n in free and stem != name]
     if below:
         roles["nanosecond"] = Found(below[0], "by name: it divides the seconds")
+    for part in free if not below else ():
+        if normalised(part) in words("milliseconds"):
+            texts, times = sample.texts(part), sample.texts(name)
+            if share_of(texts, r"^\d{1,3}$") == 1 and not share_of(times, r"[.,]\d|^\d{11}"):
+                roles["millisecond"] = Found(part, "by name: it divides the seconds")
     clocks = candidates.clocks_beside_dates(sample, roles)
     ranked = [n for n, reads in clocks.items() if reads]
     named = [n for n in ranked if rank(n, EVENT_WORDS["clock"]) is not None]

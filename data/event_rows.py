@@ -228,10 +228,13 @@ class EventReader:
             for rule in CHANGES:
                 self.report.add(rule, self.counts.pop(rule, 0))
             made["timestamp"], made["nanosecond"] = moments.second, moments.nanosecond
-            if "nanosecond" in column:
-                below = as_strings(column["nanosecond"], "nanosecond", path)
-                below = pc.if_else(pc.match_substring_regex(below, r"^\d{1,9}$"), below, "0")
-                made["nanosecond"] = pc.fill_null(pc.cast(below, pa.int32()), 0)
+            for role, size in (("nanosecond", 1), ("millisecond", 1_000_000)):
+                if role in column:
+                    below = as_strings(column[role], role, path)
+                    fits = rf"^\d{{1,{10 - len(str(size))}}}$"
+                    below = pc.if_else(pc.match_substring_regex(below, fits), below, "0")
+                    below = pc.fill_null(pc.cast(below, pa.int32()), 0)
+                    made["nanosecond"] = pc.multiply(below, pa.scalar(size, pa.int32()))
             local, zoned, names = find_zones(times)
             self.report.add("times_with_a_zone", zoned, names)
             self.report.add("times_without_a_zone", local)

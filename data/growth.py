@@ -21,9 +21,10 @@ from recsys.data.engine import Prepared, collect
 from recsys.data.raw import RawData, events_table
 from recsys.data.report import Report, sentence
 from recsys.data.rules import Rules
+from recsys.data.texts import each_value
 from recsys.dataset import PAIR, Dataset, Disliked
 from recsys.errors import DataError
-from recsys.event_names import level
+from recsys.event_names import level, normalised
 from recsys.progress import say
 
 KIND = "events"
@@ -161,6 +162,9 @@ def grow(
     """
     new, erased = read(folder)
     roles = {b.name: b.role for b in before.behaviours} | dict(rules.roles)
+    own = {normalised(name): name for name in roles}
+    types = each_value(new["type"], lambda name: own.get(normalised(name), name), pa.string())
+    new = new.set_column(new.column_names.index("type"), "type", types)
     if before.behaviours:
         names = [b.name for b in before.behaviours]
         names += [n for n in pc.unique(new["type"]).to_pylist() if n not in names]

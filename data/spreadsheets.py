@@ -47,7 +47,7 @@ def read_spreadsheet(path: Path) -> pa.Table:
 
 @lru_cache(2)  # a file is read for its columns, for its days and for its rows
 def _read(path: Path, _changed: int, _size: int) -> pa.Table:
-    from python_calamine import CalamineError, CalamineWorkbook
+    from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
     sheets: dict[str, list[list[str | None]]] = {}  # from the names of the columns on
     rows: list[list[str | None]] = []
@@ -66,10 +66,14 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             above += [f"{name}: {_text(cell)}" for row in filled[:start] for cell in row if cell]
             _check_days(path, filled[start:])
             sheets[name] = [[_text(cell) for cell in row] for row in filled[start:]]
+        shown = {s.name for s in workbook.sheets_metadata if s.visible == SheetVisibleEnum.Visible}
     except (CalamineError, OSError, ValueError) as error:
         raise DataError(f"{path}: no readable spreadsheet: {error}; save it as CSV") from error
     if not sheets:
         raise DataError(f"{path}: no sheet has names of columns and rows below them")
+    if shown & sheets.keys():
+        others += [f"{name} (hidden)" for name in sheets if name not in shown]
+        sheets = {name: every for name, every in sheets.items() if name in shown}
     headers = {name: [cell or "" for cell in sheet[0]] for name, sheet in sheets.items()}
     every = list(headers.values())
     header = next((names for names in every if known_names(names) > 1), every[0])
@@ -82,7 +86,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             marks[column] += [str(are_so(name)).lower()] * (len(sheets[name]) - 1)
         rows += [[row[position] for position in positions] for row in sheets[name][1:]]
     for description, names in (
-        ("sheets with other columns", others),
+        ("sheets that are hidden or have other columns", others),
         ("lines above the names of the columns", above),
         ("zeros at the start of numbers with the format", _formats_with_zeros(path)),
     ):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -136,7 +137,7 @@ def _recognised(
         refuse_other_layouts(events[0], named=bool(known or chosen["item"]))
         if config.column_names:
             events = [file.with_names(config.column_names) for file in events]
-        events = _agreed(events)
+        events = _agreed([_as_before(file, known) for file in events] if known else events)
         first_rows = events[0].sample(SAMPLE_ROWS)
         of_orders = columns_of_orders(first_rows)
         sample = Sample(events[0].path, next(filled_down([first_rows], of_orders, Report())))
@@ -190,6 +191,13 @@ def _say_forms(report: Report, files: Sequence[TableFile]) -> None:
             _warn(report, sentence("lines_above", name=file.path.name, lines=lines))
     others = [file for file in files if file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
+
+
+def _as_before(file: TableFile, known: Mapping[str, Any]) -> TableFile:
+    """A file whose columns have the names of the first run, of which the case may differ."""
+    before = {name.lower(): name for name in (*known["events"].values(), *known.get("unused", ()))}
+    names = [n if n in before.values() else before.get(n.lower(), n) for n in file.names]
+    return replace(file, renamed=tuple(names)) if len({*names}) == len(names) else file
 
 
 def _agreed(files: list[TableFile]) -> list[TableFile]:
