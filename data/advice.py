@@ -11,12 +11,17 @@ from pathlib import Path
 from recsys.data.report import sentence
 from recsys.errors import DataError
 
+HISTORIES, FEW_USERS = "one JSON object with a list of items for each user", 5
+
 
 def list_in_one_object(text: str) -> str | None:
     """The name of the list that holds all records, in an object that is not read as one.
 
     One line with a list of plain records is read.
     """
+    values = re.findall(r'"\s*:\s*(\[\s*[^\[{\s]|\S)', text)
+    if len(values) >= FEW_USERS and all(len(value) > 1 for value in values):
+        return HISTORIES
     start = re.match(r'\s*\{(?:\s*"[^"]*"\s*:\s*[^\[{]*?,)*\s*"([^"]+)"\s*:\s*\[\s*\{', text)
     if start is None or "\n{" in text:
         return None
@@ -33,6 +38,13 @@ def json_list(path: Path, compression: str | None, name: str | None = None) -> D
         "encoding='utf-8-sig'); [print(json.dumps(row)) for row in "
         f"json.load(file, parse_float=str){'' if name is None else json.dumps([name])}]"
     )
+    if name == HISTORIES:
+        program = (
+            f"import json; [print(json.dumps(dict(user=user, item=item))) for user, items in "
+            f"json.load(open({str(path)!r}), parse_int=str).items() for item in items]"
+        )
+        command = command_of(program, path, "lines.jsonl") + " --column timestamp=file-order"
+        return DataError(sentence("one_json", path=path, what=name, command=command))
     description = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
     command = command_of(program, path, "lines.jsonl")
     return DataError(sentence("one_json", path=path, what=description, command=command))

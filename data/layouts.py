@@ -41,7 +41,8 @@ ITEMS = re.compile(
     "(line ?)?(item|product|produkt|artikel|article|sku|producto|prodotto)s?"
     "([ _-]?(id|nr|no|code|name))?"
 )
-LABEL = r"^([^,;|\t:]+):\s+"  # of a basket: T0: milk, tea
+LABEL = r"^([^,;|\t:]+)(?::\s+|\t(?=[^\t]*[,;|][^\t]*$))"  # of a basket: T0: milk, tea
+ALIGNED, RULED = r"\s*\|\s*|\s{2,}|\t+", r"[\s|+:=-]*"  # what divides columns and rows of a page
 # How much of an item is in a basket, where each item has a column; and none of it.
 PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x|[tfyn])$"
 NO_PIECES = r"(?i)^(0(\.0+)?|false|no|[fn])?$"
@@ -116,8 +117,15 @@ def _of_lines(file: TableFile) -> Layout | None:
     first = lines[0] if lines else ""
     if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
         return _with_double_colons(file, [line.split("::") for line in lines])
-    marks = [mark for mark in ("\t", ";", "|", ",") if any(mark in line for line in lines)]
+    if file.delimiter in (" ", "|") or len(file.columns) == 1:
+        every = (line for line in _lines(file) if not re.fullmatch(RULED, line))
+        cells = (re.split(ALIGNED, line.strip(" |")) for line in every)
+        names = next(cells, [])
+        if known_names(names) > 1 and any(re.match(r"\s*[|+]|.*\S  ", line) for line in lines[:2]):
+            return Layout("aligned", names, cells, {})
     labelled = all(re.match(LABEL, line) for line in lines)
+    bare = [re.sub(LABEL, "", line) if labelled else line for line in lines]
+    marks = [mark for mark in ("\t", ";", "|", ",") if any(mark in line for line in bare)]
     is_divided = len(file.columns) > 1 and not labelled
     mark = file.delimiter if is_divided else (*marks, " ")[0]
 
@@ -131,7 +139,7 @@ def _of_lines(file: TableFile) -> Layout | None:
     is_table = not rows or max(lengths.values()) >= SAME_LENGTH * len(rows) or known_names(rows[0])
     if len(rows) < FEW_LINES or (is_table and not labelled and not _are_baskets(rows)):
         return None
-    before = _before_items([row[:2] for row in rows] if labelled else rows)
+    before = _before_items([row[:2] for row in rows] if labelled else rows, labelled=labelled)
     baskets = (
         [number, *row[: len(before)], item.strip()]
         for number, row in enumerate(divided(_lines(file)), 1)
@@ -200,15 +208,17 @@ def _bought(name: str, values: pa.ChunkedArray, sample: Sample) -> int | None:
     return rows
 
 
-def _before_items(rows: list[list[str]]) -> list[str]:
+def _before_items(rows: list[list[str]], *, labelled: bool) -> list[str]:
     """Names of the columns before the items of a basket, none of whose values is an item."""
     names: list[str] = []
     for number in range(min(map(len, rows)) - 1):
         values = [row[number] for row in rows]
         if not {*values}.isdisjoint(value for row in rows for value in row[number + 1 :]):
             break
-        is_user = "user" not in names and len({*values}) < len(values)
-        names.append("user" if is_user else f"column{number + 1}")
+        times = share_of_times(pa.chunked_array([values]), TimeRules("auto", "UTC", None, 0))[1]
+        is_user = "user" not in names and (labelled or len({*values}) < len(values))
+        other = "user" if is_user else f"column{number + 1}"
+        names.append("timestamp" if times > SAME_LENGTH and "timestamp" not in names else other)
     return names
 
 

@@ -82,8 +82,11 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
     alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
     orders = [n for n in free if role == "user" and rank(n, EVENT_WORDS["session"]) is not None]
     others = list(free) if len(free) > 1 else []
+    persons = [n for n in free if role == "user" and rank(n, EVENT_WORDS["person"]) is not None]
     best = max(
-        alike or orders or repeated or others, key=lambda name: distinct[name], default="NAME"
+        alike or persons or orders or repeated or others,
+        key=lambda name: distinct[name],
+        default="NAME",
     )
     named = [name for name, values in free.items() if not len(values)]
     named = [
