@@ -131,7 +131,7 @@ class EventReader:
     def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
         """Canonical events, part by part."""
         used = {match.column for match in self.roles.values()}
-        used |= {column for column, _ in self.first.conditions} | self.of_orders.used
+        used |= {column for column, _ in self.first.conditions} | {self.of_orders.number}
         if self.first.without_id:
             self.titles = self._ids_of_names(files, "item", "title")
         if self.first.without_user:

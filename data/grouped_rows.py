@@ -40,31 +40,40 @@ class OfOrders(NamedTuple):
     """The columns that are filled in the first line of each order alone.
 
     Attributes:
-        names: of the columns, of which the first one has the times; empty without such.
-        number: the column that has the number of the order in each line; None without one.
+        names: of the columns; empty without such.
+        number: the column that tells the first lines: it has another number there than before, or
+            is filled there alone.
+        is_full: whether it has a number in each line.
     """
 
     names: list[str]
-    number: str | None = None
+    number: str = ""
+    is_full: bool = False
 
-    @property
-    def used(self) -> set[str]:
-        """The columns that tell the first lines."""
-        return {name for name in (*self.names[:1], self.number) if name}
+    def first_lines(self, rows: pa.Table) -> NDArray[np.bool_]:
+        """(rows,) whether each is the first line of an order."""
+        if not self.is_full:
+            return _filled(rows[self.number])
+        order = rows[self.number].combine_chunks().dictionary_encode().indices
+        order = order.fill_null(-1).to_numpy()
+        return np.append(True, order[1:] != order[:-1])[: len(order)]
 
 
 def columns_of_orders(rows: pa.Table) -> OfOrders:
     """Find such columns.
 
-    With a number in each line, they are filled in many first lines and hardly any other. Without,
-    one is of times, and one is of users or orders; the others are those that are filled in the same
-    rows, and no column of users or orders may be filled in another row.
+    They are filled in many first lines and hardly any other, and all columns of times are such.
+    Without a number in each line, those of users and orders are too, and no other line has one.
     """
     once = [name for name, count in Counter(rows.column_names).items() if count == 1]
     filled = {n: _filled(rows[n]) for n in once if not pa.types.is_nested(rows[n].type)}
     times = [name for name in filled if _has_times(rows, name) and not is_of_later(name)]
-    for number in [n for n in filled if has_role("session", [n]) and filled[n].all()]:
-        first = _first_lines(rows[number])
+    users = [name for name in filled if has_role("user", [name])]
+    orders = [name for name in filled if has_role("session", [name])]
+    owners = users + [n for n in orders if rank(n, EVENT_WORDS["session"][:2]) is not None]
+    for number in orders + users if times else ():
+        is_full = bool(filled[number].all())
+        first = OfOrders([], number, is_full).first_lines(rows)
         further = ~first
         names = [
             name
@@ -72,25 +81,13 @@ def columns_of_orders(rows: pa.Table) -> OfOrders:
             if (mine & further).sum() <= MOST_FURTHER * further.sum()
             and mine[first].mean() > LEAST_FIRST
         ]
-        if further.any() and times and {*times} <= {*names}:
-            return OfOrders([*times, *(name for name in names if name not in times)], number)
-    owners = {name for name in filled if has_role("user", [name])}
-    owners |= {name for name in filled if rank(name, EVENT_WORDS["session"][:2]) is not None}
-    for time in times:
-        first = filled[time]
-        named = has_role("timestamp", [time])
-        if not named or not first[:1].any() or first.mean() > 1 - LEAST_BLANK:
-            continue
-        same = {name for name in filled if (filled[name] == first).all()}
-        if owners & same and not any((filled[name] & ~first).any() for name in owners):
-            return OfOrders([time, *sorted((same | owners) - {time})])
+        if not is_full:
+            few = not first[:1].any() or first.mean() > 1 - LEAST_BLANK
+            other = any((filled[name] & further).any() for name in (*owners, *times))
+            names = [] if few or other else names
+        if further.any() and {*times} <= {*names} and (is_full <= (number in orders)):
+            return OfOrders(names, number, is_full)
     return OfOrders([])
-
-
-def _first_lines(numbers: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """(rows,) whether a line has another number than the one before."""
-    order = numbers.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()
-    return np.append(True, order[1:] != order[:-1])[: len(order)]
 
 
 def _has_times(rows: pa.Table, name: str) -> bool:
@@ -113,20 +110,19 @@ def filled_down(
         of_orders: the columns of these values.
         report: is increased by the rows that are filled in.
     """
-    names, number = of_orders
     last = None
-    for rows in parts if names else ():
+    for rows in parts if of_orders.names else ():
         every = rows if last is None else pa.concat_tables([last, rows])
-        first = _first_lines(every[number]) if number else _filled(every[names[0]])
+        first = of_orders.first_lines(every)
         report.add("further_lines_of_orders", int(np.count_nonzero(~first)))
         source = pa.array(np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)))
-        for name in names:
+        for name in of_orders.names:
             own = pa.array(_filled(every[name]))
             made = pc.if_else(own, every[name], every[name].take(source))
             every = every.set_column(every.column_names.index(name), name, made)
         last = every.slice(every.num_rows - 1)
         yield every.slice(every.num_rows - rows.num_rows)
-    yield from () if names else parts
+    yield from () if of_orders.names else parts
 
 
 def with_lines(parts: Iterable[pa.Table], used: Set[str], file: TableFile) -> Iterator[pa.Table]:

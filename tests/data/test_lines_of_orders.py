@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shlex
+import subprocess
+import sys
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
+from recsys.data import growth
+from recsys.data.rules import Rules
 from recsys.errors import DataError
 
 
@@ -126,3 +133,124 @@ def test_all_such_lines_are_asked_about_at_once(shop):
 def test_best_sellers_are_products(shop, best, counted):
     found = shop(baskets(best=best, counted=counted))
     assert "sku999" in found.data.item_ids
+
+
+# What repeats by nature
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("origin", ("web", "autoship")), ("purchase_kind", ("first", "repeat")),
+     ("Jahrgang", ("2024", "2025")), ("Art", ("Neukauf", "Folgekauf"))],
+)  # fmt: skip
+def test_where_most_is_bought_again_no_kind_marks_returns(shop, name, kinds):
+    rows = [
+        (f"c{n % 40}", f"p{n % 40 * 3 % 30 + n // 40}", moment(n + 900 * again), kinds[again])
+        for again in (0, 1)
+        for n in range(160)
+    ]
+    found = shop(table(f"customer,sku,bought_at,{name}", rows))
+    assert found.data.interactions.item.size == 320
+    marked = [
+        (*row[:3], kinds[0] if n < 160 else "back" if n % 10 == 0 else "")
+        for n, row in enumerate(rows)
+    ]
+    few = [row for row in marked if row[3]]
+    with pytest.raises(DataError, match=r"marks rows that repeat a purchase .*'back'"):
+        shop(table(f"customer,sku,bought_at,{name}", few))
+
+
+# Files of another form
+
+
+HISTORIES = {f"u{n}": [f"p{(n * 7 + 3 * j) % 19}" for j in range(6)] for n in range(30)}
+ROWS = [
+    (u, p, moment(n)) for n, (u, p) in enumerate((u, p) for u in HISTORIES for p in HISTORIES[u])
+]
+PAGES = {
+    "h.json": (json.dumps(HISTORIES), "list of items for each user"),
+    "i.json": (json.dumps(HISTORIES, indent=1), "list of items for each user"),
+    "labels.txt": ("".join(f"{u}: {' '.join(i)}\n" for u, i in HISTORIES.items()), "a basket"),
+    "tabs.txt": ("".join(f"{u}\t{','.join(i)}\n" for u, i in HISTORIES.items()), "a basket"),
+    "page.txt": (
+        "| user | item | date |\n|---|:-:|---|\n"
+        + "".join(f"| {u} | {p} | {at} |\n" for u, p, at in ROWS), "as on a page",
+    ),
+    "sql.txt": (
+        "+----+----+----+\n| user | item | date                |\n+----+----+----+\n"
+        + "".join(f"| {u:4} | {p:4} | {at} |\n" for u, p, at in ROWS) + "+----+----+----+\n",
+        "as on a page",
+    ),
+    "aligned.txt": (
+        "user      item    bought_at\n" + "".join(f"{u:9} {p:7} {at}\n" for u, p, at in ROWS),
+        "as on a page",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", PAGES)
+def test_pages_and_histories_have_a_command_that_reads_them(shop, file):
+    text, why = PAGES[file]
+    with pytest.raises(DataError, match=why) as refused:
+        shop(text, file=file)
+    command, _, run = str(refused.value).partition(" && recsys run ")
+    subprocess.run(command[command.index(sys.executable) :], shell=True, check=True)
+    copy, *options = shlex.split(run)
+    columns = dict(option.split("=") for option in options[1::2])
+    found = shop(Path(copy).read_text(), file=Path(copy).name, columns=columns)
+    assert found.histories == HISTORIES
+
+
+def test_the_first_column_of_baskets_may_be_their_time(shop):
+    text = "".join(
+        f"{moment(n)[:10]},{','.join(i[: 1 + n % 5])}\n" for n, i in enumerate(HISTORIES.values())
+    )
+    with pytest.raises(DataError, match="a basket") as refused:
+        shop(text)
+    assert "file-order" not in str(refused.value)
+
+
+def test_a_person_is_advised_as_the_user_before_an_order(shop):
+    rows = [
+        (f"Ann {n % 20}", f"INV-{n}", f"2025-01-{1 + n % 28:02}", f"p{n * 7 % 11}", 1)
+        for n in range(180)
+    ]
+    head = "ContactName,InvoiceNumber,InvoiceDate,InventoryItemCode,Quantity"
+    with pytest.raises(DataError, match="--column user=ContactName"):
+        shop(table(head, rows))
+
+
+def test_milliseconds_in_a_column_of_their_own_order_events(shop):
+    rows = [
+        (f"u{n // 6}", f"p{n % 6}", "2025-01-05 10:00:00", 900 - 100 * (n % 6)) for n in range(120)
+    ]
+    for name in ("ms", "millis", "Millisekunden"):
+        found = shop(table(f"user,item,timestamp,{name}", rows))
+        assert found.histories["u3"] == ["p5", "p4", "p3", "p2", "p1", "p0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("visibility", ("Catalog, Search", "Not Visible Individually")),
+     ("Visibility", ("Search", "Not Visible Individually")),
+     ("discontinued_on", ("", "2025-01-01"))],
+)  # fmt: skip
+def test_items_that_the_shop_no_longer_shows_are_not_available(shop, name, values):
+    items = table(f"sku;name;{name}", [(f"p{n}", f"T {n}", values[n == 3]) for n in range(19)], ";")
+    found = shop(table("user,sku,date", ROWS), items)
+    if name.startswith("disc"):
+        assert found.counts["items_outside_dates"] == 1
+    else:
+        assert found.values("available") == [n != 3 for n in range(19)]
+
+
+def test_columns_and_types_of_a_night_may_be_in_other_capitals(shop, raw):
+    rows = [(*row, "view" if n % 3 else "purchase") for n, row in enumerate(ROWS)]
+    found = shop(table("user,sku,date,event_type", rows))
+    night = [(u.replace("u", "v"), p, at, kind.upper()) for u, p, at, kind in rows]
+    (raw / "new.csv").write_text(table("User,SKU,Date,EVENT_TYPE", night))
+    new = found.night(raw / "new.csv")
+    assert new.num_rows == len(rows)
+    growth.write(raw, new, found.data.items.slice(0, 0), growth.Erased.of(found.data, []))
+    grown = growth.grow(found.data, raw, Rules(dates=(1_736_000_000, 1_736_500_000)))
+    assert [b.name for b in grown.dataset.behaviours] == [b.name for b in found.data.behaviours]

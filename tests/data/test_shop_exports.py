@@ -340,7 +340,8 @@ def test_a_doubtful_line_is_asked_about(run: Run, raw: Path) -> None:
 
 @pytest.mark.parametrize("option", ["P0*", "kind=X"])
 def test_lines_are_dropped_by_patterns_and_columns(run: Run, raw: Path, option: str) -> None:
-    data = run(write(raw / "orders.csv", with_a_line("X-ray")), "--drop-items", option)
+    options = ["--drop-items", option, *["--drop-items", "!X-ray"] * (option == "P0*")]
+    data = run(write(raw / "orders.csv", with_a_line("X-ray")), *options)
     gone = {"P0*": {f"P0{n}" for n in range(10)}, "kind=X": {"X-ray"}}[option]
     every = {f"P{n:02d}" for n in range(40)} | {"X-ray"}
     assert set(data.item_ids.tolist()) == every - gone
@@ -575,6 +576,20 @@ def test_a_spreadsheet_is_read_with_all_its_sheets_of_events(run: Run, raw: Path
     assert titles(data)["22000"] == "Thing 0"
     assert "12346" in data.interactions.user_ids
     assert data.interactions.timestamp[0] == 1_678_881_600  # 2023-03-15 12:00
+
+
+@pytest.mark.parametrize("state", ["hidden", "veryHidden"])
+def test_hidden_sheets_are_not_read(run: Run, raw: Path, state: str) -> None:
+    head: list[object] = ["user", "item", "timestamp"]
+    rows = [[f"u{n % 9}", f"p{n % 7}", 1_700_000_000 + 5000 * n] for n in range(120)]
+    path = write_xlsx(raw / "o.xlsx", {"old": [head, *rows], "now": [head, *rows[::2]]})
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name).decode() for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text.replace('name="old"', f'name="old" state="{state}"'))
+    run(path)
+    assert run.info["accounts"][0]["events"] == 60
 
 
 @pytest.mark.parametrize("above", [[], [["Orders of May"]], [["Orders"], ["of May"], [""]]])
