@@ -69,7 +69,7 @@ class Written(NamedTuple):
     """What was written.
 
     Attributes:
-        stats: as from `recsys.data.stats.describe`.
+        stats: as from `recsys.data.stats.statistics`.
         decisions: the count of each decision that was taken; zero counts are omitted.
         split: the kind of split that was used.
     """
@@ -84,14 +84,16 @@ class Prepared(NamedTuple):
 
     Attributes:
         dataset: the canonical data.
-        split: the kind of split that was used.
+        stats: as in `Written`.
         decisions: as in `Written`.
+        split: as in `Written`.
         report: of a source that was cleaned.
     """
 
     dataset: Dataset
-    split: Split
+    stats: dict[str, Any]
     decisions: dict[str, int]
+    split: Split
     report: Report | None = None
 
 
@@ -100,7 +102,7 @@ def collect(source: EventStream, rules: Rules) -> Prepared:
     with tempfile.TemporaryDirectory(prefix="recsys-data-") as folder:
         written = prepare(source, rules, Path(folder), MEMORY_GB)
         dataset = Dataset.read(Path(folder))
-    return Prepared(dataset, written.split, written.decisions, source.report)
+    return Prepared(dataset, *written, source.report)
 
 
 def in_time_order(raw: RawData) -> pa.Table:

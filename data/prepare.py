@@ -22,7 +22,6 @@ from recsys.data.raw import Columns, EventStream, ReaderConfig
 from recsys.data.readers import READERS
 from recsys.data.report import Report, sentence
 from recsys.data.rules import Duplicates, Rules, Split
-from recsys.data.stats import describe
 from recsys.data.synthetic import SyntheticConfig
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError, DataError
@@ -204,7 +203,7 @@ def _grown(context: Context, config: DataConfig) -> Path:
         cleaned=cleaning is not None,
         mapping=(cleaning or {}).get("mapping"),
     )
-    info = {"stats": describe(made.dataset), "split": made.split, "decisions": made.decisions}
+    info = {"stats": made.stats, "split": made.split, "decisions": made.decisions}
     with output.write(info) as folder:
         made.dataset.save(folder)
         _write_report(made.report, info, folder, context.settings.name)

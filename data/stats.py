@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
+from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.splits import LABELS, TRAIN
 
 QUANTILES = {"min": 0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1}
@@ -38,7 +37,10 @@ def statistics(
     codes: NDArray[np.int32] | None,
     has_time: bool,
 ) -> dict[str, Any]:
-    """The statistics of a data set, as `describe` has them.
+    """The statistics of a data set, as JSON values.
+
+    `cold` is the share of events on items without training events, which a model of ids alone
+    cannot recommend.
 
     Args:
         run: gives the result of a query of DuckDB.
@@ -83,23 +85,3 @@ def statistics(
         "imported_codes": None if codes is None else list(codes.shape),
         "splits": splits,
     }
-
-
-def describe(dataset: Dataset) -> dict[str, Any]:
-    """The statistics of a data set, as JSON values.
-
-    `cold` is the share of events on items without training events, which a model of ids alone
-    cannot recommend.
-    """
-    events = dataset.events
-    with duckdb.connect(":memory:") as connection:
-        rows = pa.table({"user": events.user, "item": events.item, "split": events.split})
-        connection.register("events", rows)
-        return statistics(
-            lambda query: connection.sql(query).to_arrow_table(),
-            "events",
-            users=len(dataset.interactions.user_ids),
-            items=dataset.items,
-            codes=dataset.codes,
-            has_time=dataset.interactions.has_time,
-        )

@@ -18,7 +18,6 @@ from recsys.config import Settings
 from recsys.data import event_table
 from recsys.data.cleaning import CleanConfig
 from recsys.data.prepare import DataConfig, build, stage
-from recsys.data.stats import describe
 from recsys.dataset import Dataset, event_files
 from recsys.errors import ConfigError, DataError, RecsysError
 from recsys.pipeline import Context
@@ -60,7 +59,7 @@ def digest(config: DataConfig) -> tuple[Any, ...] | str:
     ]
     events = {n: None if c is None else c.tolist() for n, c in data.events._asdict().items()}
     ids = data.interactions.user_ids.tolist(), data.items.to_pylist()
-    return repr(events), ids, data.behaviours, beside, made.split, made.decisions, describe(data)
+    return repr(events), ids, data.behaviours, beside, made.split, made.decisions, made.stats
 
 
 @given(

@@ -11,7 +11,6 @@ import pytest
 
 from recsys.data.engine import Prepared
 from recsys.data.prepare import DataConfig, build
-from recsys.data.stats import describe
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +49,7 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_are_the_published_ones(make: Callable[..., Prepared], name: str) -> None:
     source, file, *expected = COUNTS[name]
-    stats = describe(make(source, f"{name}/{file}".rstrip("/")).dataset)
+    stats = make(source, f"{name}/{file}".rstrip("/")).stats
     length = stats["length"]
     assert [
         stats["users"], stats["items"], stats["interactions"],
@@ -60,7 +59,7 @@ def test_counts_are_the_published_ones(make: Callable[..., Prepared], name: str)
 
 def test_atspeed_has_its_own_split_and_index(make: Callable[..., Prepared]) -> None:
     made = make("atspeed", "atspeed-beauty")
-    data, stats = made.dataset, describe(made.dataset)
+    data, stats = made.dataset, made.stats
     assert made.split == "own"
     splits = stats["splits"]
     assert [splits[s]["interactions"] for s in ("train", "valid", "test")] == [
@@ -107,7 +106,7 @@ def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -
 
 def test_amazon_editions_are_read_from_their_own_files(make: Callable[..., Prepared]) -> None:
     cards = make("amazon", "amazon2018-raw-giftcards/Gift_Cards_5.json", duplicates="keep")
-    stats = describe(cards.dataset)
+    stats = cards.stats
     assert [stats["users"], stats["items_with_events"], stats["interactions"]] == [458, 148, 2_972]
     assert [stats["items"], stats["repeats"]] == [1_547, 7]
     assert "items_without_metadata" not in cards.decisions

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import json
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from recsys.data.raw import items_table
-from recsys.data.stats import describe
-from recsys.dataset import Dataset
+from recsys.data.stats import statistics
 from recsys.interactions import Interactions
 from recsys.splits import TEST, TRAIN, VALID
 
@@ -23,7 +23,17 @@ def test_numbers_by_hand() -> None:
         list("abcde"), {"a": "Apple"}, {"b": "red"}, {"tags": pa.array([["x"]] * 5)}
     )
     split = np.array([TRAIN, TRAIN, VALID, TEST, TRAIN, TEST], np.uint8)
-    stats = describe(Dataset(interactions, split, items, np.zeros((5, 4), np.int32)))
+    events = pa.table({"user": interactions.user, "item": interactions.item, "split": split})
+    with duckdb.connect(":memory:") as connection:
+        connection.register("events", events)
+        stats = statistics(
+            lambda query: connection.sql(query).to_arrow_table(),
+            "events",
+            users=2,
+            items=items,
+            codes=np.zeros((5, 4), np.int32),
+            has_time=False,
+        )
     assert json.loads(json.dumps(stats)) == stats
     assert stats["users"] == 2
     assert (stats["items"], stats["items_with_events"]) == (5, 4)
