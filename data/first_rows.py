@@ -133,12 +133,13 @@ def look_at(
     rows = form.split(sample.table, own)[0]
     orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
     bought = items_of(rows, roles, path)
-    prices, pieces = None, None
-    if "price" in roles:
-        texts = as_strings(rows[roles["price"].column], "price", path)
-        prices = read_numbers(texts, named=True, prices=True)
-    if "quantity" in roles:
-        pieces = read_pieces(as_strings(rows[roles["quantity"].column], "quantity", path))
+    texts = {
+        role: as_strings(rows[roles[role].column], role, path)
+        for role in ("price", "quantity")
+        if role in roles
+    }
+    prices = read_numbers(texts["price"], named=True, prices=True) if "price" in texts else None
+    pieces = read_pieces(texts["quantity"]) if "quantity" in texts else None
     shares = order_shares(
         [as_strings(rows[order.column], "order", path) for order in orders],
         bought,

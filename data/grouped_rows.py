@@ -75,6 +75,8 @@ def columns_of_orders(rows: pa.Table) -> OfOrders:
         is_full = bool(filled[number].all())
         first = OfOrders([], number, is_full).first_lines(rows)
         further = ~first
+        if not first[:1].any() or not further.any():
+            continue
         names = [
             name
             for name, mine in filled.items()
@@ -82,10 +84,10 @@ def columns_of_orders(rows: pa.Table) -> OfOrders:
             and mine[first].mean() > LEAST_FIRST
         ]
         if not is_full:
-            few = not first[:1].any() or first.mean() > 1 - LEAST_BLANK
+            few = first.mean() > 1 - LEAST_BLANK
             other = any((filled[name] & further).any() for name in (*owners, *times))
             names = [] if few or other else names
-        if further.any() and {*times} <= {*names} and (is_full <= (number in orders)):
+        if {*times} <= {*names} and (is_full <= (number in orders)):
             return OfOrders(names, number, is_full)
     return OfOrders([])
 
