@@ -458,7 +458,7 @@ def test_a_service_answers_from_its_threads(road, claimed_gpu, slow_gpu, tmp_pat
     expected = [item.item_id for item in recommender.recommend([history], k=5)[0]]
     settings = ServingSettings(
         bundle=road[0].bundle, histories=None, store=tmp_path / "histories.db", device="cuda",
-        capture="decodes", max_batch=1, mode="beam",
+        capture="passes", max_batch=1, mode="beam",
     )  # fmt: skip
     with (
         claimed_gpu() as memory,

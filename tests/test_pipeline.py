@@ -1,4 +1,4 @@
-"""One road from raw data to an HTTP answer: every stage, small, in one process."""
+"""One road from raw data to a report: every stage, small, in one process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 
 import pytest
 import torch
-from starlette.testclient import TestClient
-from toy_bundle import wait_until_ready
 
 from recsys.config import Settings
 from recsys.evaluation import rankings
@@ -16,7 +14,6 @@ from recsys.evaluation.protocol import EvaluationConfig
 from recsys.evaluation.report import JSON
 from recsys.pipeline import STAGES, Context
 from recsys.pipeline import run as run_stages
-from recsys.recommender import Recommender
 
 SMALL = {
     "name": "road",
@@ -80,36 +77,3 @@ def test_evaluation_on_two_threads_writes_the_same_report(road, tmp_path, monkey
         assert reports[-1]["protocol"].pop("threads") == len(ranked_by) == threads
     assert reports[0] == reports[1]
     assert torch.get_num_threads() == before
-
-
-def test_the_answer_over_http_is_the_recommenders(road, tmp_path):
-    from recsys.serving.app import create_app
-    from recsys.serving.settings import ServingSettings
-
-    context, _ = road
-    recommender = Recommender.load(context.workspace.bundle)
-    history = recommender.catalog.item_ids[:4]
-    expected = recommender.recommend([history], k=5)[0]
-    settings = ServingSettings(
-        bundle=context.workspace.bundle,
-        histories=context.workspace.dataset,
-        store=tmp_path / "histories.db",
-        deadline_ms=60_000,
-    )
-    with TestClient(create_app(settings), base_url="http://localhost") as client:
-        wait_until_ready(client)
-        answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
-        assert answer.status_code == 200
-        items = answer.json()["items"]
-        assert [i["item_id"] for i in items] == [r.item_id for r in expected]
-        assert [i["title"] for i in items] == [r.title for r in expected]
-        assert [i["score"] for i in items] == pytest.approx([r.score for r in expected])
-        last = items[-1]["item_id"]
-        assert client.put("/v1/rules/last", json={"pin": [last]}).status_code == 200
-        assert client.put("/v1/aliases/champion", json={"rules": ["last"]}).status_code == 200
-        answer = client.post("/v1/recommendations", json={"history": history, "k": 5}).json()
-        assert (answer["items"][0]["item_id"], answer["rules"]) == (last, ["last"])
-        assert answer["items"][0]["source"] == "pinned"
-        events = [{"user": "new", "item": last, "type": "view"}]
-        assert client.post("/v1/events", json={"events": events}).json()["accepted"] == 1
-        assert client.delete("/v1/users/new").status_code == 204

@@ -26,7 +26,7 @@ BEAMS = 20  # of the service, where k is not larger
 CONFIG = Path(__file__).parents[2] / "configs" / "lora.yaml"
 TOY = (
     "target.epochs=2", "target.learning_rate=0.01", "target.batch_tokens=600",
-    "target.evaluate_every=0", "target.eval_users=20", "target.precision=float32",
+    "target.evaluate_every=2", "target.eval_users=20", "target.precision=float32",
     "target.prompt={max_items: 8, block: 1}", "target.lora={rank: 4, merge: false}",
     "teacher.beams=5", "teacher.histories=60",
     "draft.epochs=1", "draft.learning_rate=0.01", "draft.batch_tokens=600",
@@ -50,13 +50,12 @@ def ask_peft(folder, histories, codes, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
 def test_lists_of_the_service_are_those_of_peft(
-    make_context, shop, write_base, monkeypatch, capsys, tmp_path, tied
+    make_context, shop, write_base, monkeypatch, capsys, tmp_path
 ):
     make_context()  # the data set and its ids
-    for name, sizes in {"large": {}, "small": {"hidden": 16, "layers": 1}}.items():
-        write_base(tmp_path / name, tied=tied, **sizes)
+    write_base(tmp_path / "large", tied=True)
+    write_base(tmp_path / "small", tied=False, hidden=16, layers=1)
 
     def recsys(*words):
         monkeypatch.setattr(sys, "argv", ["recsys", *map(str, words)])
@@ -66,13 +65,19 @@ def test_lists_of_the_service_are_those_of_peft(
         assert not caught.value.code, err
         return out
 
-    for words in (
-        ("train", "target", "--set", f"target.base={tmp_path / 'large'}"),
-        ("train", "draft", "--set", f"draft.base={tmp_path / 'small'}"),
-        ("bundle",),
-    ):
-        changes = [word for setting in TOY for word in ("--set", setting)]
+    changes = [word for setting in TOY for word in ("--set", setting)]
+    shown = [
         recsys(*words, "--config", CONFIG, "--name", "toy", *changes)
+        for words in (
+            ("train", "target", "--set", f"target.base={tmp_path / 'large'}"),
+            ("train", "draft", "--set", f"draft.base={tmp_path / 'small'}", "--json"),
+            ("bundle",),
+        )
+    ]
+    assert "epochs 2," in shown[0]
+    assert "ndcg@10" in shown[0]
+    assert json.loads(shown[1].splitlines()[-1])["epochs"] == 1
+    assert "bundle:" in shown[2]
 
     bundle = Workspace.of("toy").bundle
     assert (bundle / "draft" / "adapter").is_dir()
