@@ -30,7 +30,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from harness import Killer, Report, events_of, run_rounds
+from killer import Killer, Report, events_of, run_rounds
 
 from recsys import artifacts, locks
 from recsys.artifacts import verify, write_artifact

@@ -28,7 +28,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from harness import Killer, Report, events_of, run_rounds
+from killer import Killer, Report, events_of, run_rounds
 
 from recsys.serving.stores import open_store
 from recsys.serving.stores.store import Store
