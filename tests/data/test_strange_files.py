@@ -369,9 +369,9 @@ def test_a_role_has_many_names(shop, role, names):
      ("Order number", "US-{}", "RMA-{}", "taken_back"), ("Total", "9 DR", "9 CR", "taken_back"),
      ("N° facture;Qté", "FA{};1", "AV{};1", "taken_back")],
 )  # fmt: skip
-@pytest.mark.parametrize("head", ["customer", "email"])
-def test_lines_that_only_look_like_returns_are_asked_about(shop, raw, name, sold, back, role, head):
+def test_lines_that_only_look_like_returns_are_asked_about(shop, raw, name, sold, back, role):
     """One of the eight is of an item that the customer had bought."""
+    head = ["customer", "email"][len(name) % 2]  # some by one name of the users, some by the other
     rows = [
         (f"u{n % 10}", f"p{n % 11}", (back if n % 15 == 14 else sold).format(100 + n), T + n)
         for n in range(120)

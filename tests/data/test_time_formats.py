@@ -71,9 +71,10 @@ def test_other_texts_are_null(text: str | None) -> None:
      (8, "août ago. augustus sierpnia AUG"), (10, "Okt. ottobre outubro października oct")],
 )  # fmt: skip
 def test_months_have_names_in_eight_languages(month: int, names: str) -> None:
+    expected = read(f"2024-{month:02}-09")
     for name in names.split():
         for form in ("9 {} 2024", "9-{}-24", "{} 9, 2024", "2024 {} 09", "9 de {} de 2024"):
-            assert read(form.format(name)) == read(f"2024-{month:02}-09"), (name, form)
+            assert read(form.format(name)) == expected, (name, form)
 
 
 @pytest.mark.parametrize(("form", "counted"), [("2026-03-29 02:{:02}", (60, 0)),
