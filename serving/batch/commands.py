@@ -96,11 +96,9 @@ def score(
     if as_json:
         typer.echo(json.dumps(asdict(summary)))
         return
-    rate = summary.users_per_second
-    pace = f", {rate:,.0f} a second" if rate else ""
     typer.echo(
         f"{summary.users:,} users in {summary.parts:,} parts of {summary.out}; "
-        f"{summary.scored:,} scored now{pace}"
+        f"{summary.scored:,} scored now in {summary.seconds:,.1f} s"
     )
 
 

@@ -22,8 +22,6 @@ class Summary:
 
     Attributes:
         seconds: duration, with the loading of the bundle.
-        users_per_second: rate from the first part to the last, without the loading; None if the run
-            wrote fewer than two parts.
     """
 
     out: str
@@ -32,7 +30,6 @@ class Summary:
     parts: int
     scored: int
     seconds: float
-    users_per_second: float | None
 
 
 def score(
@@ -61,28 +58,20 @@ def score(
         if not missing and (out / MANIFEST).is_file():
             say(f"{out} is up to date.")
             digest = read_manifest(out).digest
-            return Summary(str(out), digest, total, job.parts, 0, _since(start), None)
+            return Summary(str(out), digest, total, job.parts, 0, _since(start))
         if rows < total:
             say(f"{total - rows:,} of {total:,} users are done; continuing with the others.")
         if engine == Runner.ray:
             done = on_ray(job, missing, workers, gpus)
         else:
             done = in_this_process(job, missing)
-        first = last = 0.0
-        behind = 0
         with track("users", total) as bar:
             bar.advance(total - rows)
             for part, table in done if missing else ():
                 output.write(part, table)
                 bar.advance(len(table))
-                last = time.perf_counter()
-                if first:
-                    behind += len(table)
-                else:
-                    first = last
         digest = output.finish().digest
-        rate = behind / (last - first) if behind else None
-        return Summary(str(out), digest, total, job.parts, rows, _since(start), rate)
+        return Summary(str(out), digest, total, job.parts, rows, _since(start))
 
 
 def _since(start: float) -> float:

@@ -23,8 +23,8 @@ class Arm(Body):
     weight: float = Field(gt=0, le=1_000, examples=[1.0])
 
 
-class ExperimentParts(BaseModel):
-    """What an experiment compares, and for how long."""
+class ExperimentBody(Body):
+    """An experiment: weighted arms, the event that counts, the window."""
 
     arms: list[Arm] = Field(
         min_length=2,
@@ -54,10 +54,6 @@ class ExperimentParts(BaseModel):
     guardrail: bool = Field(
         True, description="Whether an arm that is shown to be worse than the first is stopped."
     )
-
-
-class ExperimentBody(Body, ExperimentParts):
-    """An experiment: weighted arms, the event that counts, the window."""
 
     @model_validator(mode="after")
     def _check_arms(self) -> Self:

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from recsys.serving.stores.records import StoreAwayError, StoreError
+from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.schema import EVENTS, METADATA, SCHEMA_VERSION, STATE
 
 logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")
-SCHEMA, SALTS, SEEDS = "schema", "erasure_salts", "seeds"  # keys of STATE
+SCHEMA, SALT, SEEDS = "schema", "salt", "seeds"  # keys of STATE
 SEEDING, JOURNALING, ERASING = range(3)  # activities of one process at a time
 FAILURES = (DBAPIError, OSError)
 UNAVAILABLE = (OperationalError, InterfaceError, OSError)
@@ -66,7 +66,7 @@ class Database(ABC):
         with self.bulk(self.begin) as connection:
             self.lock(connection, SEEDING)
             self._make_or_check(connection)
-            self.salt = bytes.fromhex(self.state(connection, SALTS)[0])
+            self.salt = bytes.fromhex(self.state(connection, SALT))
             connection.exec_driver_sql("COMMIT")
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class Database(ABC):
         else:
             METADATA.create_all(connection)
             self.put_state(connection, SCHEMA, SCHEMA_VERSION)
-            self.put_state(connection, SALTS, [secrets.token_hex(32)])
+            self.put_state(connection, SALT, secrets.token_hex(32))
             self.put_state(connection, SEEDS, [])
 
     # Failures
@@ -211,11 +211,9 @@ class Database(ABC):
 
     def explain(self, error: BaseException) -> StoreError:
         """The error that tells what failed and what can be done; it is logged once."""
-        away = isinstance(error, UNAVAILABLE)
-        self._is_away = self._is_away or away
-        kind = StoreAwayError if away and self.is_remote else StoreError
+        self._is_away = self._is_away or isinstance(error, UNAVAILABLE)
         message = str(getattr(error, "orig", error))  # without the statement
-        explained = kind(f"store {self.place}: {' '.join(message.split())}; {self.advice}")
+        explained = StoreError(f"store {self.place}: {' '.join(message.split())}; {self.advice}")
         if not self._fails:  # logged once, not with every request
             self._fails = True
             logger.warning("%s", explained)

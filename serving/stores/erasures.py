@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from recsys.serving.stores.database import SALTS, Database
+from recsys.serving.stores.database import Database
 from recsys.serving.stores.records import now_ms, user_hash
 from recsys.serving.stores.schema import ERASURES, EVENTS, EXPOSURES, RECOMMENDATIONS
 
@@ -28,8 +28,7 @@ def erased_among(
     """
     if not users or connection.execute(FIRST).first() is None:
         return {}
-    salts = [bytes.fromhex(salt) for salt in database.state(connection, SALTS)]
-    hashes = {user_hash(user, salt): user for user in users for salt in salts}
+    hashes = {user_hash(user, database.salt): user for user in users}
     query = TIMES.where(database.among(ERASURES.c.salted_hash))
     rows = connection.execute(query, database.texts(hashes)).all()
     erased: dict[str, int] = {}
@@ -39,19 +38,17 @@ def erased_among(
         if is_ahead:
             row = ERASURES.c.salted_hash == name
             connection.execute(sa.update(ERASURES).where(row).values(erased_ms=now - UNDER_WAY_MS))
-        counts_ms = now - UNDER_WAY_MS if is_ahead else erased_ms
-        erased[hashes[name]] = max(counts_ms, erased.get(hashes[name], 0))
+        erased[hashes[name]] = now - UNDER_WAY_MS if is_ahead else erased_ms
     return erased
 
 
 def erase(database: Database, connection: sa.Connection, user: str) -> None:
     """Erase a user: events, remembered answers and exposures."""
-    salt = database.salt
     row = database.insert(ERASURES)
     replaced = {"erased_ms": row.excluded.erased_ms}
     connection.execute(
         row.on_conflict_do_update(index_elements=["salted_hash"], set_=replaced),
-        {"salted_hash": user_hash(user, salt), "erased_ms": now_ms(), "salt": salt.hex()},
+        {"salted_hash": user_hash(user, database.salt), "erased_ms": now_ms()},
     )
     for table in OF_USERS:
         connection.execute(sa.delete(table).where(table.c.user_id == user))

@@ -119,10 +119,6 @@ class StoreError(RecsysError):
     """The store cannot be read or written; nothing of the call was stored."""
 
 
-class StoreAwayError(StoreError):
-    """The server of the store cannot be reached now; it may come back."""
-
-
 class EventConflictError(RecsysError):
     """Events with these ids are stored with other content; nothing was written.
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import REAL, BigInteger, Column, Double, Index, Integer, MetaData, Table, Text
 
-SCHEMA_VERSION = 10  # a value of STATE
+SCHEMA_VERSION = 11  # a value of STATE
 METADATA = MetaData()
 # Ids are compared byte by byte, as in SQLite, whatever the locale of a PostgreSQL database.
 ID = Text().with_variant(Text(collation="C"), "postgresql")
@@ -34,12 +34,11 @@ EVENTS = _table(
 )
 EVENT_COLUMNS = tuple(column.name for column in EVENTS.columns)[1:]  # without the id
 
-# Users whose events were erased, by a hash with one of the salts in STATE.
+# Users whose events were erased, by a hash with the salt in STATE.
 ERASURES = _table(
     "erasures",
     Column("salted_hash", Text, primary_key=True),
     Column("erased_ms", NUMBER, nullable=False),
-    Column("salt", Text, nullable=False),
 )
 
 RECOMMENDATIONS = _table(

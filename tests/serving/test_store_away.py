@@ -3,14 +3,14 @@
 import pytest
 
 from recsys.serving import service as service_module
-from recsys.serving.stores.records import StoreAwayError, StoreError
+from recsys.serving.stores.records import StoreError
 
 
 async def test_a_start_without_the_store_fails_with_its_reason(
     settings, recommender, running, monkeypatch
 ):
     def away(*arguments, **options):
-        raise StoreAwayError("store postgresql://db/shop: connection refused")
+        raise StoreError("store postgresql://db/shop: connection refused")
 
     monkeypatch.setattr(service_module, "open_store", away)
     async with running(settings, recommender=recommender) as (client, service):

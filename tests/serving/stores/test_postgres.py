@@ -9,7 +9,7 @@ from oracles import PATIENCE_S
 
 from recsys.serving.stores import open_store
 from recsys.serving.stores import postgres as postgres_module
-from recsys.serving.stores.records import Appended, StoreAwayError, StoreError
+from recsys.serving.stores.records import Appended, StoreError
 
 
 async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opened, event):
@@ -56,13 +56,13 @@ async def test_calls_of_a_server_that_hangs_fail_at_once(postgres, opened, event
     await asyncio.to_thread(postgres.freeze)
     try:
         async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(StoreAwayError):
+            with pytest.raises(StoreError):
                 await store.history.read("ada", 9)
             before = len(tried)
             for _ in range(50):
-                with pytest.raises(StoreAwayError, match="did not answer a moment ago"):
+                with pytest.raises(StoreError, match="did not answer a moment ago"):
                     await store.history.read("ada", 9)
-                with pytest.raises(StoreAwayError, match="did not answer a moment ago"):
+                with pytest.raises(StoreError, match="did not answer a moment ago"):
                     await store.history.append([event("lost")])
         assert len(tried) == before  # not one of them reached the database
         assert not store.reachable
@@ -87,7 +87,7 @@ async def test_a_store_closes_while_its_server_hangs(postgres, opened, event):
         await asyncio.sleep(0)
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.to_thread(store.close)
-            assert {type(outcome) for outcome in await waiting} == {StoreAwayError}
+            assert {type(outcome) for outcome in await waiting} == {StoreError}
     finally:
         await asyncio.to_thread(postgres.thaw)
 
