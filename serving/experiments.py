@@ -346,22 +346,28 @@ class Experiments(SharedState):
         for arm in results.arms if experiment.body.guardrail else ():
             if arm.verdict != "worse" or arm.alias in experiment.stopped:
                 continue
-            stopped = {arm.alias: now_ms()}
-            async with self._changing:
-                await self._change(partial(_stop, experiment, stopped))
-            logger.warning("experiment %s: %s is stopped: %s", name, arm.alias, results.verdict)
+            if await self._stop(experiment, arm.alias):
+                logger.warning("experiment %s: %s is stopped: %s", name, arm.alias, results.verdict)
+
+    async def _stop(self, experiment: Experiment, alias: str) -> bool:
+        """Stop an arm; returns whether no other process was faster."""
+        is_first = False
+
+        def stop(state: dict[str, Any]) -> None:
+            nonlocal is_first
+            fields = state[RUNNING].get(experiment.name, {})
+            is_first = fields.get("id") == experiment.id and alias not in fields["stopped"]
+            if is_first:
+                fields["stopped"][alias] = now_ms()
+
+        async with self._changing:
+            await self._change(stop)
+        return is_first
 
 
 def _delete(name: str, state: dict[str, Any]) -> None:
     if experiment := state[RUNNING].pop(name, None):
         state[DELETED] = [*state.get(DELETED, ()), experiment["id"]][-MOST_EXPERIMENTS:]
-
-
-def _stop(experiment: Experiment, stopped: Mapping[str, int], state: dict[str, Any]) -> None:
-    """Note when arms were stopped, unless another process was faster."""
-    fields = state[RUNNING].get(experiment.name)
-    if fields and fields["id"] == experiment.id:
-        fields["stopped"] = {**stopped, **fields["stopped"]}
 
 
 def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> ExperimentResults:
