@@ -62,11 +62,16 @@ class Batch:
 
     @classmethod
     def of(
-        cls, epoch: Epoch, requests: Sequence[RecommendRequest], types: EventTypes | None = None
+        cls,
+        epoch: Epoch,
+        requests: Sequence[RecommendRequest],
+        types: EventTypes | None = None,
+        exclude_seen: bool = True,
     ) -> Batch:
         """Look up the items of requests, and make their masks and boosts.
 
-        With `types`, items that were only viewed, say, do not count as seen.
+        With `types`, items that were only viewed, say, do not count as seen. `exclude_seen` is for
+        requests that leave it to the bundle.
 
         Raises:
             FilterError: a filter, boost or cap does not fit the items' attributes.
@@ -84,10 +89,11 @@ class Batch:
                 numbers.append(own[there])
             known.append(items[there])
             listed = epoch.catalog.index(request.exclude_items)
-            seen = known[-1] if request.exclude_seen else known[-1][:0]
+            seen = known[-1]
             if types is not None:
-                counted = count_as_seen(numbers[-1], types.behaviours)
-                seen = known[-1][counted] if request.exclude_seen else seen
+                seen = seen[count_as_seen(numbers[-1], types.behaviours)]
+            if not (exclude_seen if request.exclude_seen is None else request.exclude_seen):
+                seen = seen[:0]
             hidden = np.concatenate([listed[listed >= 0], seen])
             pinned.append(_pinned(epoch, request, hidden, mask, cap))
             excluded.append(np.concatenate([hidden, pinned[-1]]))

@@ -222,7 +222,7 @@ class Recommender:
         histories: Sequence[Sequence[str]],
         k: int = 10,
         *,
-        exclude_seen: bool = True,
+        exclude_seen: bool | None = None,
         rules: Sequence[Rule] = (),
     ) -> list[list[Recommendation]]:
         """The k best items of each history of outside item ids, by some business rules."""
@@ -249,7 +249,8 @@ class Recommender:
             groups.setdefault(kind, []).append(number)
         results: dict[int, RecommendResult] = {}
         for kind, positions in groups.items():
-            batch = Batch.of(epoch, [requests[i] for i in positions], self.types)
+            own = [requests[i] for i in positions]
+            batch = Batch.of(epoch, own, self.types, self.exclude_seen)
             if kind.capped:
                 lists = fill_lists(batch, kind.beams, partial(self._search_wider, kind))
             else:
@@ -343,7 +344,8 @@ class Recommender:
             RequestError: an item that cannot be recommended; the text names it.
         """
         epoch = self.begin()
-        batch, numbers = Batch.of(epoch, requests, self.types), _numbers(epoch, items)
+        batch = Batch.of(epoch, requests, self.types, self.exclude_seen)
+        numbers = _numbers(epoch, items)
         log_probs = _log_probs(self.engine, epoch, batch.histories, numbers)
         retrieval, reranker = self.retrieval, self.reranker
         if retrieval is None or reranker is None or not self.blends(RecommendRequest([])):
@@ -378,7 +380,7 @@ class Recommender:
             RequestError: a bundle without retrieval.
         """
         retrieval, epoch = self._need_retrieval(), self.epoch
-        batch = Batch.of(epoch, [request.changed(boosts=())], self.types)
+        batch = Batch.of(epoch, [request.changed(boosts=())], self.types, self.exclude_seen)
         search = partial(most_likely, retrieval)
         lists = (
             fill_lists(batch, request.k, search) if request.max_per else search(batch, request.k)
@@ -421,6 +423,11 @@ class Recommender:
                 "mode 'relaxed' needs a draft model, and this bundle has none; ask for 'strict'"
             )
         return self.mode if mode == Mode.AUTO else Mode(mode)
+
+    @property
+    def exclude_seen(self) -> bool:
+        """Whether lists leave out the items of the history, unless a request says otherwise."""
+        return self.reranker is None or not self.reranker.lists_seen
 
     @property
     def types(self) -> EventTypes | None:

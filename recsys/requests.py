@@ -58,7 +58,11 @@ class RequestOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    exclude_seen: bool = Field(True, description="Leave out the items of the history.")
+    exclude_seen: bool | None = Field(
+        None,
+        description="Leave out the items of the history; null leaves it to the bundle, which lists "
+        "them where validation users chose items again.",
+    )
     mode: Literal["auto", "strict", "relaxed", "beam"] = Field(
         "auto",
         description="How to compute: `beam` is beam search; `strict` verifies a drafted tree, or "
@@ -100,6 +104,7 @@ class RecommendRequest(RequestOptions):
         history: outside item ids, oldest first; unknown ones are ignored.
         k: items wanted.
         exclude_seen: leave out the items of the history; with types, those that count as seen.
+            None leaves it to the bundle (`Recommender.exclude_seen`).
         exclude_items: leave out these as well.
         filter: recommend only items that match (`recsys.constraint.filters`); the search is
             constrained to them. It may be parsed already.
@@ -137,7 +142,7 @@ class RecommendRequest(RequestOptions):
         self,
         history: Sequence[str],
         k: int = 10,
-        exclude_seen: bool = True,
+        exclude_seen: bool | None = None,
         exclude_items: Sequence[str] = (),
         **options: Any,
     ) -> None:

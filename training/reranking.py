@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.retrieval.reranker import (
+    AGAIN,
+    FURTHER,
     LEAST_USERS,
     MODEL,
     NEW,
-    RANKS,
-    RECENT,
     Reranker,
     feature_matrix,
     features_of,
@@ -34,13 +34,13 @@ RERANKER, LINEAR = "reranker", "linear"
 FOLDS = 3
 NEWTON_STEPS, HALVINGS = 30, 20
 PENALTY = 16.0  # of a squared distance to the prior, against the log-likelihood of all users
-PENALTY_NEW = 1.0  # the same for the weights of items without events, whose prior is 0
+PENALTY_ADDED = 1.0  # the same for the weights of items without events or of the history; prior 0
 MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
 COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
 RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
 LEAST_HITS = 100  # of next items among the candidates; with fewer, no network is tried
 NETWORK_TIMES = 3  # that a network may take longer than what was fitted before it
-LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get no weights
+LEAST_ADDED = 30  # whose next item is a new candidate, or one of the history; else no weights
 LEAST_SPREAD = 1e-4  # standard deviation of a feature at least, unless it is constant
 ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
 
@@ -73,7 +73,7 @@ class Candidates:
     @property
     def sources(self) -> list[str]:
         """The sources of the values."""
-        return [name for name in self.values if name not in RANKS]
+        return [name for name in self.values if name not in FURTHER]
 
     @property
     def there(self) -> NDArray[np.bool_]:
@@ -85,6 +85,10 @@ class Candidates:
         """(n, w) places that hold the next item."""
         hits: NDArray[np.bool_] = (self.items == self.targets[:, None]) & self.there
         return hits
+
+    def is_next(self, source: str) -> NDArray[np.bool_]:
+        """(n,) whether the next item is a candidate to which a source gives a value above 0."""
+        return np.asarray((self.hits & (self.values[source] > 0)).any(axis=1))
 
     def take(self, rows: NDArray[np.int64]) -> Candidates:
         """The same for the users at `rows`, (m,)."""
@@ -135,25 +139,63 @@ def fit_new(candidates: Candidates, reranker: Reranker) -> Reranker:
     Returns:
         The same reranker if too few of the next items are new candidates.
     """
-    is_new = (candidates.hits & (candidates.values[NEW] > 0)).any(axis=1)
-    if np.count_nonzero(is_new) < LEAST_NEW:
+    is_new = candidates.is_next(NEW)
+    if np.count_nonzero(is_new) < LEAST_ADDED:
         return reranker
-    everything = features_of(candidates.values, candidates.there, candidates.sources)
-    features = {n: f for n, f in everything.items() if n.split(".")[0] == NEW}
-    base = reranker.score(candidates.values, candidates.there)
-    stacked = np.stack(list(features.values()), axis=-1)
-    weights = _weights(candidates, stacked, base, PENALTY_NEW, np.zeros(len(features)))
-    added = dict(zip(features, weights, strict=True))
-    scores = base + stacked @ np.array(weights)
+    fitted = _fit_added(candidates, reranker, NEW)
+    scores = fitted.score(candidates.values, candidates.there)
     rows = np.flatnonzero(~is_new)
-    known, scores, new = candidates.take(rows), scores[rows], features[NEW][rows]
-    least = (1 - COST) * gains(ranks_by(known, scores)).mean()
+    known, scores, new = candidates.take(rows), scores[rows], candidates.values[NEW][rows] > 0
+    base = reranker.score(known.values, known.there)
+    least = (1 - COST) * gains(ranks_by(known, base)).mean()
+    weight = fitted.weights[NEW]
     for _ in range(MOST_RAISES):
         scores = scores + RAISE * new
         if gains(ranks_by(known, scores)).mean() < least:
             break
-        added[NEW] += RAISE
-    return replace(reranker, weights={**reranker.weights, **added})
+        weight += RAISE
+    return replace(fitted, weights={**fitted.weights, NEW: weight})
+
+
+def fit_again(candidates: Candidates, reranker: Reranker) -> Choice:
+    """Add weights for items of the history; those of other items do not change.
+
+    Lists have such items by default if their NDCG@10, cross-fitted, is then higher by more than two
+    standard errors.
+
+    Args:
+        candidates: validation users, with the items of their histories and the source `again`.
+        reranker: how to rank other items.
+
+    Returns:
+        The same reranker if too few of the next items are candidates from the history. As
+        `info.share` the next items that are such candidates, and the metrics of lists without
+        (`never`) and with them (`always`).
+    """
+    is_again = candidates.is_next(AGAIN)
+    info: dict[str, Any] = {"share": round(float(is_again.mean()), 6)}
+    if np.count_nonzero(is_again) < LEAST_ADDED:
+        return Choice(reranker, info)
+    scores = reranker.score(candidates.values, candidates.there)
+    ranks = {"never": ranks_by(candidates, np.where(candidates.values[AGAIN] > 0, -np.inf, scores))}
+    for rows, others in _folds(len(scores)):
+        own, fitted = candidates.take(rows), _fit_added(candidates.take(others), reranker, AGAIN)
+        scores[rows] = fitted.score(own.values, own.there)
+    ranks["always"] = ranks_by(candidates, scores)
+    info |= {name: _metrics(own) for name, own in ranks.items()}
+    fitted = _fit_added(candidates, reranker, AGAIN)
+    is_better = _exceeds(ranks["always"], ranks["never"], ERRORS)
+    return Choice(replace(fitted, lists_seen=is_better), info)
+
+
+def _fit_added(candidates: Candidates, reranker: Reranker, source: str) -> Reranker:
+    """Add the weights of a source of `recsys.retrieval.reranker.ADDED`."""
+    features = features_of(candidates.values, candidates.there, candidates.sources)
+    names = [name for name in features if name.split(".")[0] == source]
+    base = reranker.score(candidates.values, candidates.there)
+    stacked = np.stack([features[name] for name in names], axis=-1)
+    weights = _weights(candidates, stacked, base, PENALTY_ADDED, np.zeros(len(names)))
+    return replace(reranker, weights={**reranker.weights, **dict(zip(names, weights, strict=True))})
 
 
 def _weights(
@@ -246,14 +288,19 @@ def cross_fit(
     network: bool = False,
 ) -> NDArray[np.int64]:
     """(n,) rank of each user's next item by a reranker that `fit` made of other users."""
-    fold = np.random.default_rng(0).permutation(len(candidates.targets)) % FOLDS
     scores = np.zeros(candidates.items.shape)
-    for number in range(FOLDS):
-        rows, others = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+    for rows, others in _folds(len(scores)):
         reranker = fit(candidates.take(others), shape, network=network)
         own = candidates.take(rows)
         scores[rows] = reranker.score(own.values, own.there)
     return ranks_by(candidates, scores)
+
+
+def _folds(n: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """The users of each of `FOLDS` random folds of n users, and the other users."""
+    fold = np.random.default_rng(0).permutation(n) % FOLDS
+    for number in range(FOLDS):
+        yield np.flatnonzero(fold == number), np.flatnonzero(fold != number)
 
 
 def ranks_by(candidates: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -292,9 +339,8 @@ def choose(
 
     Differences within two standard errors count as none: the reranker is then served, because the
     best of a dozen sources owes some of its lead to chance. With fewer than `LEAST_USERS` users,
-    the reranker is served, whose weights are then close to the prior. Recent popularity is a source
-    only if it gains more than one standard error, since most data do not need it; so it is with the
-    network.
+    the reranker is served, whose weights are then close to the prior. It has a network only if that
+    gains more than one standard error.
 
     Args:
         candidates: validation users.
@@ -315,15 +361,15 @@ def choose(
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
     begun = time.monotonic()
-    crossed, useful = _cross_fit_optional(candidates, shape)
+    crossed = cross_fit(candidates, shape)
     ready = time.monotonic() + NETWORK_TIMES * (time.monotonic() - begun)
     network = False
     hits = np.count_nonzero(candidates.hits.any(axis=1))
     if hits >= LEAST_HITS and ready < end:
-        its_ranks = cross_fit(useful, shape, network=True)
+        its_ranks = cross_fit(candidates, shape, network=True)
         if network := _exceeds(its_ranks, crossed):
             metrics[LINEAR], crossed = _metrics(crossed), its_ranks
-    servable[RERANKER], ranks[RERANKER] = fit(useful, shape, network=network), crossed
+    servable[RERANKER], ranks[RERANKER] = fit(candidates, shape, network=network), crossed
     metrics[RERANKER] = _metrics(crossed)
     few = len(candidates.targets) < LEAST_USERS
     if few or not _exceeds(ranks[best], crossed, ERRORS):
@@ -331,19 +377,6 @@ def choose(
     metrics["served"] = _metrics(ranks[best])
     info = {"users": len(candidates.targets), "served": best, "parts": metrics}
     return Choice(servable[best], info)
-
-
-def _cross_fit_optional(
-    candidates: Candidates, shape: Reranker
-) -> tuple[NDArray[np.int64], Candidates]:
-    """Ranks as by `cross_fit`, and the candidates with the sources that are worth having."""
-    ranks = cross_fit(candidates, shape)
-    if RECENT not in candidates.values:
-        return ranks, candidates
-    rest = {source: values for source, values in candidates.values.items() if source != RECENT}
-    fewer = replace(candidates, values=rest)
-    others = cross_fit(fewer, shape)
-    return (ranks, candidates) if _exceeds(ranks, others) else (others, fewer)
 
 
 def _exceeds(ranks: NDArray[np.int64], others: NDArray[np.int64], errors: float = 1.0) -> bool:

@@ -27,7 +27,14 @@ from recsys.bundle import ITEM_ENCODER
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
-from recsys.evaluation.baselines import PAIR_RULES, fit_baselines, of_available
+from recsys.evaluation.baselines import (
+    PAIR_RULES,
+    POPULARITY,
+    RECENT,
+    fit_baselines,
+    of_available,
+)
+from recsys.evaluation.protocol import Ranker
 from recsys.listing import candidate_rows, items_of_rows
 from recsys.live import build_trie
 from recsys.pipeline import Context
@@ -43,16 +50,26 @@ from recsys.retrieval import (
     digest,
     search_rules,
 )
+from recsys.retrieval.again import Repeats
 from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.popularity import DAY, RECENT_SHARE
-from recsys.retrieval.reranker import LEAST_USERS, MODEL, NEW, RECENT
+from recsys.retrieval.reranker import AGAIN, LEAST_USERS, MODEL, NEW
 from recsys.retrieval.retrieval import FORMAT
 from recsys.semantic_ids.encoder import PLACED
 from recsys.splits import TRAIN
 from recsys.training import sasrec
-from recsys.training.reranking import MISSED, RERANKER, Candidates, choose, fit_new
+from recsys.training.reranking import (
+    MISSED,
+    RERANKER,
+    Candidates,
+    Choice,
+    choose,
+    fit_again,
+    fit_new,
+    gains,
+)
 from recsys.training.settings import RetrievalConfig
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import TOP
@@ -60,10 +77,11 @@ from recsys.training.validation import TOP
 KIND = "retrieval"
 BATCH = 64
 LEAST_DECODED = 128  # validation users who are decoded even if the time is spent
+BY_COUNTS = POPULARITY, RECENT  # the latter is a source if it ranks better
 # The parts of the stage's time by whose ends these are done.
-RULES, DECODED, CHOSEN, FITTED_TO_NEW = 0.25, 0.5, 0.75, 0.95
+RULES, DECODED, CHOSEN, FITTED_AGAIN, FITTED_TO_NEW = 0.2, 0.4, 0.6, 0.75, 0.95
 SHARE_NEW = 0.2  # of the items, treated as new to fit the weights for such items
-USERS_NEW = 3000  # validation users for it, at most
+USERS_ADDED = 3000  # validation users, at most, for the weights of new items and of buying again
 
 
 def stage(context: Context) -> Path:
@@ -116,30 +134,47 @@ def stage(context: Context) -> Path:
     if len(examples):
         if known is not None:
             retrieval = replace(retrieval, sasrec=known[0])
+        parts = fit_baselines(dataset.train_histories, size, dataset.train_times)
+        parts = of_available(parts, available)
+        by_time = [
+            gains(_rank(parts[name], examples)).mean() for name in BY_COUNTS if name in parts
+        ]
+        if by_time[-1] <= by_time[0]:
+            retrieval = replace(retrieval, recent=None)
         target = TrainedTarget.load(workspace)
         candidates, alone, examples = decode_candidates(
             retrieval, examples, config, target, available=available, end=by(DECODED)
         )
-        parts = fit_baselines(dataset.train_histories, size)
-        parts[PAIR_RULES] = retrieval.item_item
+        further: dict[str, Ranker] = {PAIR_RULES: retrieval.item_item}
         if known is not None:
-            parts["SASRec"] = known[0]
-        parts = of_available(parts, available)
+            further["SASRec"] = known[0]
+        parts |= of_available(further, available)
         ranks = {name: _rank(part, examples) for name, part in parts.items()}
         shape = Reranker({}, config.candidates, config.nodes)
         ranks[MODEL] = alone
         choice = choose(candidates, shape, ranks, end=by(CHOSEN))
         info["validation"], reranker = choice.info, choice.reranker
         _report(choice.info)
-        if RECENT not in reranker.sources:
-            retrieval = replace(retrieval, recent=None)
+        if reranker.weights and retrieval.repeats is not None:
+            some = examples.sample(USERS_ADDED)
+            candidates, _, _ = decode_candidates(
+                retrieval, some, config, target, None, available, by(FITTED_AGAIN), again=True
+            )
+            choice = fit_again(candidates, reranker)
+            info["validation"]["again"], reranker = choice.info, choice.reranker
+            _report_again(choice)
+        if AGAIN not in reranker.sources:
+            retrieval = replace(retrieval, repeats=None)
         if reranker.weights:
             reranker = fit_to_new(
                 retrieval, reranker, dataset, config, workspace, available, end=by(FITTED_TO_NEW)
             )
         served = replace(served, reranker=reranker)
-    if retrieval.recent is None:
-        served = replace(served, recent=None)
+    served = replace(
+        served,
+        recent=None if retrieval.recent is None else served.recent,
+        repeats=None if retrieval.repeats is None else served.repeats,
+    )
     info["seconds"] = round(time.perf_counter() - start, 1)
     with output.write(info) as folder:
         served.save(folder)
@@ -189,6 +224,7 @@ def _count(dataset: Dataset, rules: PairRules) -> Retrieval:
         counts(),
         types=EventTypes.of(histories, dataset.is_target[trained], size, dataset.behaviours, rules),
         recent=counts(half_life_days=RECENT_SHARE * span) if span else None,
+        repeats=Repeats.count(histories.only_seen, size),
         fitted_on=digest(histories),
     )
 
@@ -216,7 +252,7 @@ def fit_to_new(
     if new is None:
         return reranker
     everyone = dataset.validation().servable(available)
-    examples = everyone.sample(min(config.users, USERS_NEW))
+    examples = everyone.sample(min(config.users, USERS_ADDED))
     target = TrainedTarget.load(workspace)
     candidates, _, _ = decode_candidates(retrieval, examples, config, target, new, available, end)
     return fit_new(candidates, reranker)
@@ -230,19 +266,22 @@ def decode_candidates(
     new: AsNew | None = None,
     available: NDArray[np.bool_] | None = None,
     end: float = math.inf,
+    *,
+    again: bool = False,
 ) -> tuple[Candidates, NDArray[np.int64], Examples]:
     """Candidates of each example without seen items, and the model's own ranks of the targets.
 
     Where time ends (`end`, by `time.monotonic`) before all examples are decoded, those of a random
     sample are, at least `LEAST_DECODED`; the examples that were decoded are the third result.
     With `new`, some items are treated as new; the targets are then renumbered, and the source `new`
-    is among the values. Items that are not among the `available` (items,) are no candidates.
+    is among the values. Items that are not among the `available` (items,) are no candidates. With
+    `again`, items of the history are, and the source of this name is among the values.
     """
     from recsys.constraint import ItemTrie
     from recsys.decoding import SearchRequest, beam_search
     from recsys.models.tree_forward import TreeModel
 
-    encoder, sources = target.encoder, retrieval.sources
+    encoder, sources = target.encoder, [*retrieval.sources, *([AGAIN] if again else [])]
     limits: dict[str, Any] = {}
     alive = available
     if new is not None:
@@ -270,8 +309,8 @@ def decode_candidates(
             histories, targets = examples.histories.take(rows), examples.targets.items[rows]
             if alive is not None:
                 limits["allowed"] = [alive] * len(rows)
-            candidates = retrieval.propose(histories, config.candidates, **limits)
-            seen = histories.left_out(True)
+            candidates = retrieval.propose(histories, config.candidates, not again, **limits)
+            seen = histories.left_out(not again)
             seen = seen.where(trie.item_row[seen.items] >= 0)
             request = SearchRequest(
                 encoder.encode_all(histories),
@@ -338,3 +377,17 @@ def _report(validation: dict[str, Any]) -> None:
             f"{validation['users']} validation users are too few to choose what is served, so it "
             "may be below popularity by chance"
         )
+
+
+def _report_again(choice: Choice) -> None:
+    """Print whether lists have items of the history by default, and why."""
+    info, is_listed = choice.info, choice.reranker.lists_seen
+    text = f"{info['share']:.0%} of the next items are candidates from the history"
+    if "always" in info:
+        without, with_them = (info[name]["ndcg@10"] for name in ("never", "always"))
+        text += f"; lists with items of the history have an NDCG@10 of {with_them:.4f}, lists "
+        text += f"without them {without:.4f}"
+    say(
+        f"Buying again: {text}. Items of the history are {'' if is_listed else 'not '}listed, "
+        f'unless a request says "exclude_seen": {"true" if is_listed else "false"}.'
+    )

@@ -18,7 +18,7 @@ from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, PairRules, decayed_counts
 from recsys.retrieval.popularity import DAY, RECENT_SHARE
 
-RECENT, REPEATS = "recent popularity", "repeats"
+POPULARITY, RECENT, REPEATS = "popularity", "recent popularity", "repeats"
 PAIR_RULES = "pair rules"
 SUCCESSORS = PairRules(window=1, reverse=0.0, source_damping=0.0, decay=1e-4)
 """How often each item came directly after the last item; earlier items only break ties."""
@@ -148,7 +148,7 @@ def fit_baselines(
     """
     trivial = _fit_heuristics(histories, num_items, timestamps)
     return {
-        "popularity": trivial.pop("popularity"),
+        POPULARITY: trivial.pop(POPULARITY),
         "item-kNN": item_knn(histories, num_items),
         "directional": ItemItem.count(histories, num_items),
         **trivial,
@@ -160,7 +160,7 @@ def _fit_heuristics(
 ) -> dict[str, Ranker]:
     """Fit the trivial baselines, in time linear in the events; see `fit_baselines`."""
     found: dict[str, Ranker] = {
-        "popularity": Popularity.fit(histories, num_items),
+        POPULARITY: Popularity.fit(histories, num_items),
         "successors": ItemItem.count(histories, num_items, SUCCESSORS),
     }
     span = 0 if timestamps is None or not len(timestamps) else int(np.ptp(timestamps))

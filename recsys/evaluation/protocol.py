@@ -112,6 +112,8 @@ class EvaluationConfig:
     order of some lists."""
     resamples: PositiveInt = internal(default=1000)
     """Draws of the bootstrap."""
+    headline: Seen = internal("the bundle's own treatment of seen items", default="masked")
+    """The first of `both` modes: how the bundle treats seen items."""
     examples: NonNegativeInt = internal(default=6)
     """Users whose lists the report shows."""
     seed: NonNegativeInt = internal(default=0)
@@ -129,7 +131,9 @@ class EvaluationConfig:
     @property
     def seen_modes(self) -> tuple[Seen, ...]:
         """Modes of treating seen items, headline first."""
-        return ("masked", "unmasked") if self.seen == "both" else (self.seen,)
+        if self.seen != "both":
+            return (self.seen,)
+        return ("masked", "unmasked") if self.headline == "masked" else ("unmasked", "masked")
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,8 @@ def _write(
 ) -> None:
     dataset = Dataset.load(dataset_path)
     recommender = _load(bundle_path, config)
-    config = replace(config, device=recommender.device.type)
+    headline: Seen = "masked" if recommender.exclude_seen else "unmasked"
+    config = replace(config, device=recommender.device.type, headline=headline)
     _check_catalog(recommender.bundle.catalog, dataset)
     info: dict[str, Any] = {}
     start = time.perf_counter()

@@ -273,12 +273,11 @@ static int64_t add(const Entry *entries, int64_t count, uint8_t *mark, int32_t *
     return found;
 }
 
-/* The first `room` items of an order that are not blocked. */
-static int64_t first_free(const int64_t *ranked, const Fitted *f, const uint8_t *blocked, Entry *out,
-                          int64_t room) {
+/* The most popular items that are not blocked, at most `room`. */
+static int64_t first_free(const Fitted *f, const uint8_t *blocked, Entry *out, int64_t room) {
     int64_t count = 0;
     for (int64_t i = 0; i < f->items && count < room; i++)
-        if (!blocked[ranked[i]]) out[count++] = (Entry){0, ranked[i]};
+        if (!blocked[f->order[i]]) out[count++] = (Entry){0, f->order[i]};
     return count;
 }
 
@@ -293,7 +292,7 @@ static int64_t most_probable(const Fitted *f, const Sums *shares, int filled, co
     }
     order(likely, count);
     for (int64_t i = 0; i < count; i++) mark[likely[i].item] = 1;
-    const int64_t popular = first_free(f->order, f, blocked, likely + count, k);
+    const int64_t popular = first_free(f, blocked, likely + count, k);
     int64_t kept = count;
     for (int64_t i = count; i < count + popular; i++)
         if (!mark[likely[i].item]) likely[kept++] = likely[i];
@@ -412,13 +411,9 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
         }
         if (nearest)
             found = add(room.heap + b * most, room.count[b], room.mark, items, found);
-        for (int i = 0; i < 2; i++) {
-            const int64_t *ranked = i ? f->recent_order : f->order;
-            if (!ranked) continue;
-            const int64_t count = first_free(ranked, f, blocked, heap, p->quarter);
-            found = add(heap, count, room.mark, items, found);
-            for (int64_t j = 0; j < count; j++) room.mark[heap[j].item] = 2; /* popular */
-        }
+        const int64_t popular = first_free(f, blocked, heap, p->quarter);
+        found = add(heap, popular, room.mark, items, found);
+        for (int64_t i = 0; i < popular; i++) room.mark[heap[i].item] = 2; /* popular */
         for (int64_t i = 0; i < found; i++) {
             const int64_t item = items[i];
             p->supported[b * p->width + i] = value_of(&room.shares, item) > 0 || room.mark[item] != 2;
@@ -506,8 +501,9 @@ static double run_network(const Ranking *r, const Room *room, int64_t i) {
     return total;
 }
 
-/* The score of a live item, added up in the reference's order. */
-static double weigh(const Fitted *f, const Ranking *r, const Room *room, int64_t i, int64_t item) {
+/* The score of a live item of request `b`, added up in the reference's order. */
+static double weigh(const Fitted *f, const Ranking *r, const Room *room, int64_t b, int64_t i) {
+    const int64_t place = b * r->width + room->live[i], item = r->items[place];
     double total = 0;
     for (int64_t t = 0; t < r->features; t++)
         total += r->feature[t].weight * room->column[t * r->width + i];
@@ -515,6 +511,12 @@ static double weigh(const Fitted *f, const Ranking *r, const Room *room, int64_t
         total += r->is_new;
         for (int64_t t = 0; t < r->features; t++)
             if (r->feature[t].form == VALUE) total += r->feature[t].of_new * room->column[t * r->width + i];
+    }
+    if (r->again && !isnan(r->again[place])) {
+        total += r->again[place];
+        for (int64_t t = 0; t < r->features; t++)
+            if (r->feature[t].form == VALUE)
+                total += r->feature[t].of_again * room->column[t * r->width + i];
     }
     return r->units ? total + run_network(r, room, i) : total;
 }
@@ -534,7 +536,7 @@ static void rank(const Fitted *f, const Asked *asked, const Ranking *r, char *me
         find_features(f, asked, r, b, &room, live);
         int64_t count = 0;
         for (int64_t i = 0; i < live; i++) {
-            double score = weigh(f, r, &room, i, items[room.live[i]]);
+            double score = weigh(f, r, &room, b, i);
             if (r->gains) score += r->gains[b * r->width + room.live[i]];
             count = offer(room.heap, count, r->k, score, room.live[i]);
         }

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 12 };       /* raise it with every change of these structures */
+enum { ABI = 13 };       /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { ITEMS_OF_PANEL = 16 }; /* whose vectors the blend multiplies together */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
@@ -116,7 +116,7 @@ typedef struct {
      * and dimensions: (panels, dimensions, ITEMS_OF_PANEL). */
     const float *panels;
     const double *popularity;                /* (items,) probabilities */
-    const int64_t *order, *recent_order;     /* items by descending popularity */
+    const int64_t *order;                    /* items by descending popularity */
     const double *log_counts, *log_recent;   /* (items,) values of plain sources */
     const uint8_t *eventless;                /* (items,) whether an item has no events */
     double smoothing;
@@ -150,10 +150,10 @@ enum { ITEM_ITEM, VECTORS, CONTENT, SASREC, MODEL, POPULARITY, RECENT };
 enum { VALUE, ABOVE, RANK };
 enum { MOST_FEATURES = 16, MOST_UNITS = 256, MOST_RANK = 50 };
 
-/* `of_new` is a further weight for items without events. */
+/* `of_new` is a further weight for items without events, `of_again` for items of the history. */
 typedef struct {
     int64_t source, form;
-    double knee, weight, of_new;
+    double knee, weight, of_new, of_again;
 } Feature;
 
 typedef struct {
@@ -170,6 +170,9 @@ typedef struct {
     const double *model;     /* (batch, width) the model's feature */
     const int8_t *source;    /* (batch, width) */
     const double *gains;     /* (batch, width) of boosts; NULL for none */
+    /* (batch, width) what else the score of an item of the history has; NaN for other items, NULL
+     * where there are none */
+    const double *again;
     int32_t *best;           /* (batch, k), best first, then -1 */
     float *score;
     int8_t *best_source;

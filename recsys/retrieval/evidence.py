@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.interactions import Histories
+from recsys.interactions import Histories, count_as_seen
+from recsys.retrieval.again import Chosen
 from recsys.retrieval.content import cosines
 from recsys.retrieval.later import LaterItems
 from recsys.retrieval.native import NativeRetrieval
 from recsys.retrieval.reranker import (
+    AGAIN,
+    AGAIN_VALUES,
     MODEL,
     MOST_RANK,
     NEW,
@@ -63,6 +66,14 @@ class Evidence:
         """The items of the histories, decayed."""
         source = self.retrieval
         return WeightedItems.decayed(self.histories, len(source), source.item_item.decay)
+
+    @cached_property
+    def chosen(self) -> Chosen:
+        """The items of the histories; with types, those that count as seen."""
+        histories, types = self.histories, self.retrieval.types
+        if types is not None and histories.behaviours is not None:
+            histories = histories.where(count_as_seen(histories.behaviours, types.behaviours))
+        return Chosen.of(histories)
 
     @cached_property
     def shares(self) -> Entries:
@@ -158,7 +169,8 @@ class Evidence:
             sources: the sources that are wanted; the model is left out.
 
         Returns:
-            source -> (n, c) values, and the ranks by those of `RANKED`, up to `MOST_RANK`. Later
+            source -> (n, c) values, the ranks by those of `RANKED`, up to `MOST_RANK`, and of the
+            source `again` the values in `AGAIN_VALUES`. Later
             items have no evidence and no events (0). Their cosines and logits are those of
             `Evidence.later`; a cosine is NaN where nothing is known of them, and a logit counts as
             the least of `best`. A source that this retrieval does not have is NaN everywhere.
@@ -195,7 +207,15 @@ class Evidence:
                 values_by_source[source] = np.full(items.shape, np.nan)
             if source in RANKED:
                 values_by_source[rank_of(source)] = self._ranks(source, values_by_source[source])
+        if AGAIN in sources:
+            values_by_source |= self.again(items)
         return values_by_source
+
+    def again(self, items: NDArray[np.integer]) -> dict[str, NDArray[np.float64]]:
+        """The values in `AGAIN_VALUES` of (n, c) items; 0 where the history has no such item."""
+        if (repeats := self.retrieval.repeats) is None:
+            return {name: np.zeros(items.shape) for name in AGAIN_VALUES}
+        return repeats.values(self.chosen, items)
 
     def _ranks(self, source: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n, c) how many of `best` are larger than each value."""

@@ -147,18 +147,12 @@ class ItemItem:
         return scores
 
 
-def decayed(
-    histories: Histories,
-    num_items: int,
-    decay: float,
-    chosen: NDArray[np.bool_] | None = None,
-) -> sparse.csr_array:
+def decayed(histories: Histories, num_items: int, decay: float) -> sparse.csr_array:
     """(n, num_items) the sum of `decay**age` of each item of a history; the last one has age 0.
 
-    Items beyond `num_items` are skipped, and those that are not `chosen` (total,); all of them age
-    the others.
+    Items beyond `num_items` are skipped; they age the others.
     """
-    weighted = WeightedItems.decayed(histories, num_items, decay, chosen)
+    weighted = WeightedItems.decayed(histories, num_items, decay)
     recency = weighted.weights.astype(np.float32)
     shape = (weighted.rows, num_items)
     return sparse.csr_array((recency, (weighted.row, weighted.items)), shape=shape)
@@ -186,54 +180,22 @@ def count_pairs(
     return sparse.csr_array((np.concatenate(weight), pairs_of_items), shape=shape)
 
 
-def _item_bits(num_items: int) -> int:
-    return max(num_items - 1, 1).bit_length()
-
-
 def best_of(
     scores: sparse.csr_array, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Row, rank (from 0), item and score of the best k entries of each row; scores are positive."""
+    """Row, rank (from 0), item and score of the best k entries of each row; ties by item."""
     row = np.repeat(np.arange(scores.shape[0]), np.diff(scores.indptr))
-    return _best_of(scores.indptr, row, scores.indices, scores.data, scores.shape[1], k)
+    return _best_of(row, scores.indices, scores.data, k)
 
 
 def _best_of(
-    starts: NDArray[np.integer],
-    row: NDArray[np.int64],
-    items: NDArray[np.integer],
-    scores: NDArray[np.float32],
-    width: int,
-    k: int,
+    row: NDArray[np.int64], items: NDArray[np.integer], scores: NDArray[np.float32], k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """`best_of` of entries by ascending rows, which begin at `starts` (n + 1,).
-
-    Sorts one 64-bit integer per entry: row, descending score (32 bits), item. Positive floats have
-    the order of their bits, and sorting values is several times faster than sorting by keys.
-    More rows than have a number in the bits that remain are sorted in several parts.
-    """
-    bits = _item_bits(width)
-    step, n = 1 << (32 - bits), len(starts) - 1
-    if n > step:
-        parts = []
-        for first in range(0, n, step):
-            bounds = starts[first : first + step + 1]
-            here = slice(bounds[0], bounds[-1])
-            part = (row[here] - first, items[here], scores[here])
-            own, *rest = _best_of(bounds - bounds[0], *part, width, k)
-            parts.append((first + own, *rest))
-        rows, columns, found, values = (np.concatenate(p) for p in zip(*parts, strict=True))
-        return rows, columns, found, values
-    item_bits = np.uint64(bits)
-    falling = np.uint64(2**32 - 1) - scores.view(np.uint32)
-    key = (row.astype(np.uint64) << (item_bits + np.uint64(32))) | (falling << item_bits)
-    key = np.sort(key | items.astype(np.uint64))
-    rank_in_row = np.arange(len(row)) - np.asarray(starts)[row]
-    inside = rank_in_row < k
-    key = key[inside]
-    item = (key & ((np.uint64(1) << item_bits) - np.uint64(1))).astype(np.int32)
-    score = (np.uint64(2**32 - 1) - ((key >> item_bits) & np.uint64(2**32 - 1))).astype(np.uint32)
-    return row[inside], rank_in_row[inside], item, score.view(np.float32)
+    """`best_of` of entries by ascending rows."""
+    rank = np.arange(len(row)) - np.searchsorted(row, row)
+    inside = rank < k
+    order = np.lexsort((items, -scores, row))[inside]
+    return row[inside], rank[inside], items[order].astype(np.int32), scores[order]
 
 
 def best_items(scores: Entries, k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -247,9 +209,7 @@ def best_items(scores: Entries, k: int, blocked: NDArray[np.bool_]) -> NDArray[n
     n, width = scores.shape
     row, item = np.divmod(scores.keys, max(1, width))
     keep = (scores.values > 0) & ~blocked[row, item]
-    row, item = row[keep], item[keep]
-    starts = np.append(0, np.cumsum(np.bincount(row, minlength=n)))
-    line, column, item, _ = _best_of(starts, row, item, scores.values[keep], width, k)
+    line, column, item, _ = _best_of(row[keep], item[keep], scores.values[keep], k)
     best = np.full((n, k), -1, np.int32)
     best[line, column] = item
     return best

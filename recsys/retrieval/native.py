@@ -19,6 +19,9 @@ from scipy import sparse
 from recsys.interactions import Histories
 from recsys.native.library import PANEL, Library, address, constants, ffi
 from recsys.retrieval.reranker import (
+    ADDED,
+    AGAIN,
+    AGAIN_VALUES,
     KNEES,
     MOST_RANK,
     NEW,
@@ -72,14 +75,12 @@ class NativeRetrieval:
             fitted.states = self._keep(sasrec.vectors, np.float32)
             fitted.state_size = sasrec.vectors.shape[1]
         if (recent := retrieval.recent) is not None:
-            fitted.recent_order = self._keep(retrieval.recent_order, np.int64)
             fitted.log_recent = self._keep(np.log1p(recent), np.float64)
         nearest = vectors if sasrec is None else sasrec
         if nearest is not None:
             fitted.panels = self._panels(nearest.vectors)
         # that propose half as many items
         self._parts = sum(part is not None for part in (content, sasrec or vectors))
-        self._orders = 1 + (recent is not None)
         self._own = threading.local()
 
     def propose(
@@ -94,7 +95,7 @@ class NativeRetrieval:
         """
         n, fitted, half, quarter = len(evidence.histories), self._fitted, -(-k // 2), k // 4
         asked, cached = self._asked(evidence.histories, blocked, self._states(evidence))
-        width = k + half * self._parts + quarter * self._orders
+        width = k + half * self._parts + quarter
         items, supported = np.empty((n, width), np.int32), np.empty((n, width), np.bool_)
         best = np.full((n, 2, MOST_RANK), -np.inf, np.float32)
         fields = {
@@ -140,11 +141,15 @@ class NativeRetrieval:
         known = np.where(log_probs > -np.inf, log_probs, 0).astype(np.float64)
         model, top = of_log_probs(known), np.ascontiguousarray(pool.evidence.native_best)
         packed = _packed(tuple(reranker.weights.items()), reranker.network)  # kept during the call
-        call = ffi.new("Ranking *", packed.call[0])
+        call, again = ffi.new("Ranking *", packed.call[0]), None
+        if AGAIN in reranker.sources:
+            values = pool.evidence.again(items)
+            again = sum(reranker.weights.get(name, 0.0) * values[name] for name in AGAIN_VALUES)
+            again = np.where(values[AGAIN] > 0, again, np.nan)
         call.width, call.k, call.log_rank = width, k, _LOG_RANKS.ctypes.data
         call.items, call.model, call.top = items.ctypes.data, model.ctypes.data, top.ctypes.data
         call.source = source.ctypes.data
-        call.gains = address(pool.gains)
+        call.gains, call.again = address(pool.gains), address(again)
         call.best, call.score = best.ctypes.data, score.ctypes.data
         call.best_source = best_source.ctypes.data
         self._call.recsys_rank(self._fitted, asked, call, self._workspace(1, k, width))
@@ -321,7 +326,7 @@ def _decays(decay: float, count: int) -> NDArray[np.float64]:
 
 def covers(reranker: Reranker) -> bool:
     """Whether the library knows all sources of a reranker."""
-    return all(source in _SOURCES or source == NEW for source in reranker.sources)
+    return all(source in _SOURCES or source in ADDED for source in reranker.sources)
 
 
 class _Packed:
@@ -330,7 +335,7 @@ class _Packed:
     def __init__(self, weights: Mapping[str, float], network: Network | None) -> None:
         call, places = ffi.new("Ranking *"), {}
         sources = Reranker(weights, network=network).sources
-        for source in (name for name in sources if name != NEW):
+        for source in (name for name in sources if name not in ADDED):
             for knee, name in zip((0.0, *KNEES), names_of(source), strict=False):
                 feature, places[name] = call.feature[call.features], call.features
                 feature.source, feature.weight = _SOURCES[source], weights.get(name, 0.0)
@@ -340,6 +345,7 @@ class _Packed:
                 call.features += 1
             if source in OF_NEW:
                 call.feature[places[source]].of_new = weights.get(f"{NEW}.{source}", 0.0)
+            call.feature[places[source]].of_again = weights.get(f"{AGAIN}.{source}", 0.0)
         call.weighs_new, call.is_new = NEW in sources, weights.get(NEW, 0.0)
         if network is not None:
             self._inputs = np.array([places[name] for name in network.features], np.int64)

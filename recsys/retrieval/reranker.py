@@ -9,7 +9,9 @@ the next item (the conditional logit of McFadden, 1974); its normaliser is left 
 `recsys.training.reranking` fits it on validation users.
 
 An item without training events has no co-occurrence and no popularity. It has further weights: one
-for being new, and one for its value by each source that knows something of it.
+for being new, and one for its value by each source that knows something of it. An item of the
+history has further weights, too: those of buying again (`recsys.retrieval.again`), and one for its
+value by each source.
 """
 
 from __future__ import annotations
@@ -38,6 +40,12 @@ RECENT = "recent"
 """Popularity in the last part of the time that the training events span."""
 NEW = "new"
 """Whether an item has no training events."""
+AGAIN = "again"
+"""Whether the history has an item; with types of events, one that counts as seen."""
+AGAIN_VALUES = (AGAIN, *(f"{AGAIN}.{name}" for name in ("count", "age", "rate", "late", "overdue")))
+"""Of an item of the history: log(events), log(1 + later events), log-odds that an event repeats an
+item, how much longer than usual ago the last event is, as a difference of logarithms, and what of
+that is above 0."""
 SEEN = "seen:"
 """Begins the source of a type of events: how recently the history has such events on the item."""
 SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, RECENT, TARGET_POPULARITY, MODEL)
@@ -51,6 +59,9 @@ FLOOR = 1e-3
 """The feature of the model is log(1 + probability / FLOOR): smaller probabilities differ little."""
 OF_NEW = (*COSINES, SASREC, MODEL)
 """Sources that know something of items without events."""
+ADDED = {NEW: ((NEW,), OF_NEW), AGAIN: (AGAIN_VALUES, SOURCES)}
+"""Sources for some items alone: their values, and the sources whose first features have a further
+weight for these items."""
 
 
 def rank_of(source: str) -> str:
@@ -59,12 +70,15 @@ def rank_of(source: str) -> str:
 
 
 RANKS = frozenset(map(rank_of, RANKED))
+FURTHER = RANKS | {*AGAIN_VALUES[1:]}
+"""Values that a source has besides the one of its own name."""
 
 
 def names_of(source: str) -> list[str]:
     """Names of the features of a source."""
-    if source == NEW:
-        return [NEW, *(f"{NEW}.{other}" for other in OF_NEW)]
+    if source in ADDED:
+        values, others = ADDED[source]
+        return [*values, *(f"{source}.{other}" for other in others)]
     if source in RANKED:
         return [source, rank_of(source)]
     return [source, *(f"{source}.above_{knee}" for knee in KNEES * (source in COSINES))]
@@ -72,12 +86,13 @@ def names_of(source: str) -> list[str]:
 
 def source_of(feature: str) -> str:
     """The source of a feature."""
-    if feature.startswith(f"{NEW}."):
-        return feature.removeprefix(f"{NEW}.")
-    return feature if feature.startswith(SEEN) else feature.split(".")[0]
+    first, _, rest = feature.partition(".")
+    if first in ADDED and rest and feature not in AGAIN_VALUES:
+        return rest
+    return feature if feature.startswith(SEEN) else first
 
 
-FEATURES = frozenset(name for source in (*SOURCES, NEW) for name in names_of(source))
+FEATURES = frozenset(name for source in (*SOURCES, *ADDED) for name in names_of(source))
 MOST_UNITS = 256  # of a network; native.h has the same bound
 CANDIDATES_AT_A_TIME = 2048  # bounds memory and stays in the cache
 
@@ -134,7 +149,7 @@ class Network:
 
 
 def _may_be_input(name: str) -> bool:
-    is_other = name in (NEW, MODEL) or name.startswith(f"{NEW}.")
+    is_other = name == MODEL or name.split(".")[0] in ADDED
     return (name in FEATURES and not is_other) or name.startswith(SEEN)
 
 
@@ -150,12 +165,14 @@ class Reranker:
         nodes: most nodes of the target's tree for these items, best first by retrieval alone, for a
             list of at most 20 items; items that do not fit are not listed.
         network: what is added to the linear score, or None.
+        lists_seen: whether lists have items of the history, unless a request says otherwise.
     """
 
     weights: Mapping[str, float]
     candidates: int = 40
     nodes: int = 32
     network: Network | None = None
+    lists_seen: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.weights, Mapping):
@@ -174,7 +191,9 @@ class Reranker:
         inputs = () if self.network is None else self.network.features
         used = sorted({name for name, weight in self.weights.items() if weight} | {*inputs})
         names = [source_of(name) for name in used]
-        return list(dict.fromkeys(names + [NEW] * any(n.startswith(f"{NEW}.") for n in used)))
+        return list(
+            dict.fromkeys(names + [n.split(".")[0] for n in used if n.split(".")[0] in ADDED])
+        )
 
     @cached_property
     def without_model(self) -> Reranker:
@@ -198,8 +217,8 @@ class Reranker:
         """The score of each candidate.
 
         Args:
-            values: source -> (n, w) values, for all of `sources`, and the ranks by those of
-                `RANKED`; NaN where there is none.
+            values: source -> (n, w) values, for all of `sources`, and those in `FURTHER`; NaN where
+                there is none.
             there: (n, w) which places hold a candidate.
 
         Returns:
@@ -233,16 +252,16 @@ def features_of(
     """The features of some sources; 0 where there is no candidate, and where a value is unknown.
 
     Args:
-        values: source -> (n, w), and the ranks by those of `RANKED`; NaN where a source knows
-            nothing of a candidate.
+        values: source -> (n, w), and the values in `FURTHER`; NaN where a source knows nothing of
+            a candidate.
         there: (n, w) which places hold a candidate.
-        sources: of `SOURCES`, of types of events, and `NEW`.
+        sources: of `SOURCES`, of types of events, and of `ADDED`.
 
     Returns:
         feature -> (n, w), in the order in which scores add them up.
     """
     features: dict[str, NDArray[np.float64]] = {}
-    for source in (name for name in sources if name != NEW):
+    for source in (name for name in sources if name not in ADDED):
         known = there & ~np.isnan(values[source])
         value = np.where(known, values[source], 0).astype(np.float64)
         features[source] = value
@@ -253,11 +272,12 @@ def features_of(
         if source in COSINES:
             for knee in KNEES:
                 features[f"{source}.above_{knee}"] = np.maximum(value - knee, 0)
-    if NEW in sources:
-        new = there & (values[NEW] > 0)
-        features[NEW] = new.astype(np.float64)
-        for source in (name for name in sources if name in OF_NEW):
-            features[f"{NEW}.{source}"] = np.where(new, features[source], 0)
+    for added in (name for name in ADDED if name in sources):
+        own, others = ADDED[added]
+        among = there & (values[added] > 0)
+        features |= {name: np.where(among, values[name], 0.0) for name in own}
+        for source in (name for name in sources if name in others):
+            features[f"{added}.{source}"] = np.where(among, features[source], 0)
     return features
 
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from recsys.errors import ArtifactError
 from recsys.interactions import Behaviour, Histories
 from recsys.native.library import find_library
+from recsys.retrieval.again import Repeats
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.event_types import SEEN_DECAY, EventTypes
 from recsys.retrieval.evidence import Evidence
@@ -46,16 +47,17 @@ from recsys.retrieval.reranker import (
     Network,
     Reranker,
 )
-from recsys.retrieval.rows import WeightedItems, blocked_items, without_repeats
+from recsys.retrieval.rows import WeightedItems, blocked_items, repeated, without_repeats
 from recsys.retrieval.sasrec import SasRec
 from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
-FORMAT = 9  # of the files; up to 7, scores depended on the candidates; 8 had log(p + .001)
+FORMAT = 10  # of the files; up to 7, scores depended on the candidates; 9 had no repeats
 NETWORK = "reranker_network.npy"
 TARGET_COUNTS = "target_popularity.npy"
 RECENT_COUNTS = "recent_popularity.npy"
+REPEATS = "repeats.npy"
 TRAINED = "trained"  # folder of the counts of training events alone
 WORDS, VALUES = "words", "values"  # parts of the content
 # Stems of sparse matrices:
@@ -89,7 +91,8 @@ class Retrieval:
         content: words and attribute values of the items, or None.
         sasrec: a SASRec of the same items, or None. It is stored elsewhere in a bundle.
         types: what is known from the types of events; None without types.
-        recent: (items,) float64 such events, much decayed; None without times.
+        recent: (items,) float64 such events, much decayed; None if they rank no better.
+        repeats: how items are chosen again; None where they are not.
         reranker: how to rank with the model, or None.
         fitted_on: `digest` of the histories that it was fitted on; None if unknown.
     """
@@ -102,6 +105,7 @@ class Retrieval:
     sasrec: SasRec | None = None
     types: EventTypes | None = None
     recent: NDArray[np.float64] | None = None
+    repeats: Repeats | None = None
     reranker: Reranker | None = None
     fitted_on: str | None = None
 
@@ -109,7 +113,7 @@ class Retrieval:
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing must lie in (0, 1], got {self.smoothing}")
         shapes = {"item_item": self.item_item.weights.shape[0]}
-        for name in ("vectors", "content", "sasrec", "types", "recent"):
+        for name in ("vectors", "content", "sasrec", "types", "recent", "repeats"):
             if (part := getattr(self, name)) is not None:
                 shapes[name] = len(part)
         for name, size in shapes.items():
@@ -147,20 +151,15 @@ class Retrieval:
 
     @cached_property
     def popularity(self) -> NDArray[np.float64]:
-        """(items + 1,) probabilities; the last one is for items without events."""
-        smoothed = np.append(self.counts, 0.0) + 1.0
+        """(items + 1,) probabilities, by `recent` if there is any; the last is for new items."""
+        counts = self.counts if self.recent is None else self.recent
+        smoothed = np.append(counts, 0.0) + 1.0
         return np.asarray(smoothed / smoothed[:-1].sum())
 
     @cached_property
     def popular_order(self) -> NDArray[np.int64]:
         """Items by descending popularity; ties by item."""
-        return np.argsort(-self.counts, kind="stable")
-
-    @cached_property
-    def recent_order(self) -> NDArray[np.int64]:
-        """Items by descending recent popularity; ties by item."""
-        assert self.recent is not None  # noqa: S101 - the caller has looked
-        return np.argsort(-self.recent, kind="stable")
+        return np.argsort(-self.popularity[:-1], kind="stable")
 
     def candidates(
         self,
@@ -215,10 +214,10 @@ class Retrieval:
     ) -> Proposals:
         """Items for the reranker: those of `candidates`, then k/2 of each further source.
 
-        These are the nearest by content and by SASRec (or by vectors without one), and k/4 popular
-        items (and k/4 recently popular ones, if times are known). Of the `later` items, which
-        `allowed` then includes, it is the nearest by content and by SASRec.
-        `grown` as in `Evidence`.
+        These are the nearest by content and by SASRec (or by vectors without one), k/4 popular
+        items, and k/2 of the history itself, if it may get them. Of the `later` items, which
+        `allowed` then includes, it is the nearest by content and by SASRec. `grown` as in
+        `Evidence`.
         """
         size = len(self) + (0 if later is None else len(later))
         free = self._blocked(histories, exclude_seen, excluded, allowed, size)
@@ -226,7 +225,7 @@ class Retrieval:
         if (native := evidence.native) is not None:
             items, supported, best = native.propose(evidence, k, free)
             vars(evidence)["native_best"] = best  # the same pass over the catalog finds them
-            return Proposals(items, supported, evidence)
+            return self._with_chosen(Proposals(items, supported, evidence), k, free)
         first, half = self._candidates(evidence, k, blocked), -(-k // 2)
         proposed = [first.items]
         if self.types is not None:
@@ -240,8 +239,7 @@ class Retrieval:
             proposed.append(best_entries(evidence.logits, half, blocked | unknown))
         elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
             proposed.append(nearest(product(evidence.vectors, self.vectors.vectors), half, blocked))
-        orders = [self.popular_order] + ([] if self.recent is None else [self.recent_order])
-        popular = np.concatenate([_first_free(o, k // 4, blocked) for o in orders], axis=1)
+        popular = _first_free(self.popular_order, k // 4, blocked)
         proposed.append(popular)
         if later is not None and len(later):
             proposed += self._nearest_later(evidence, later, half, free[:, len(self) :])
@@ -249,7 +247,23 @@ class Retrieval:
         supported = (evidence.shares.at(items) > 0) | ~(items[:, :, None] == popular[:, None]).any(
             -1
         )
-        return Proposals(items, supported, evidence)
+        return self._with_chosen(Proposals(items, supported, evidence), k, free)
+
+    def _with_chosen(self, proposals: Proposals, k: int, blocked: NDArray[np.bool_]) -> Proposals:
+        """Also k/2 items of each history that are not `blocked`, where items are chosen again."""
+        if self.repeats is None:
+            return proposals
+        chosen = proposals.evidence.chosen.best(len(blocked), -(-k // 2), blocked)
+        if not (chosen >= 0).any():
+            return proposals
+        items = np.concatenate([proposals.items, chosen], axis=1)
+        supported = np.concatenate([proposals.supported, chosen >= 0], axis=1)
+        again = repeated(items)
+        to_left = np.argsort(again, axis=1, kind="stable")
+        parts = np.where(again, np.int32(-1), items), supported & ~again
+        return Proposals(
+            *(np.take_along_axis(p, to_left, axis=1) for p in parts), proposals.evidence
+        )
 
     def _nearest_later(
         self, evidence: Evidence, later: LaterItems, width: int, blocked: NDArray[np.bool_]
@@ -354,6 +368,9 @@ class Retrieval:
         np.save(folder / COUNTS, self.counts, allow_pickle=False)
         if self.recent is not None:
             np.save(folder / RECENT_COUNTS, self.recent, allow_pickle=False)
+        if self.repeats is not None:
+            repeats = np.stack([self.repeats.rates, self.repeats.gaps])
+            np.save(folder / REPEATS, repeats, allow_pickle=False)
         if self.types is not None:
             save_matrix(folder, TO_TARGETS, self.types.to_targets.weights)
             np.save(folder / TARGET_COUNTS, self.types.counts, allow_pickle=False)
@@ -383,7 +400,7 @@ class Retrieval:
                 fitted_on = json.loads(text)["fitted_on"]
             weights = read_matrix(counted, ITEM_ITEM)
             vectors, size = folder / VECTORS, weights.shape[0]
-            recent = counted / RECENT_COUNTS
+            recent, repeats = counted / RECENT_COUNTS, counted / REPEATS
             reranker, content = settings["reranker"], None
             if settings["terms"] is not None:
                 shape = size, settings["terms"]
@@ -406,6 +423,7 @@ class Retrieval:
                 content,
                 types=types,
                 recent=read_array(recent, least=0) if recent.is_file() else None,
+                repeats=Repeats(*read_array(repeats)) if repeats.is_file() else None,
                 reranker=None if reranker is None else _read_reranker(reranker, folder),
                 fitted_on=fitted_on,
             )

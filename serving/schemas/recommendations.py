@@ -131,7 +131,7 @@ class RecommendationsRequest(RequestOptions, Subject):
             ValueError, FilterError: as of `RecommendRequest.check`.
         """
         excluded = [*self.exclude_items, *history.disliked]
-        if self.exclude_seen:
+        if recommender.exclude_seen if self.exclude_seen is None else self.exclude_seen:
             types, earlier = recommender.types, history.earlier
             excluded.extend(types.seen(earlier) if types else [item for item, _ in earlier])
         values = {name: getattr(self, name) for name in RequestOptions.model_fields}

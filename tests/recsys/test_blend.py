@@ -21,6 +21,7 @@ from recsys.live import NewItem
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval.again import Chosen, Repeats
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.reranker import FEATURES, Network
@@ -66,6 +67,7 @@ def make_retrieval(reranker: Reranker | None = BLEND, items: int = ITEMS) -> Ret
         0.1,
         VectorIndex.of(np.resize(VECTORS, (items, 5))),
         ContentIndex(sparse.csr_array(np.resize(UNIT, (items, 3)).astype(np.float32)), TERMS),
+        repeats=Repeats.count(TRAINED, items),
         reranker=reranker,
     )
 
@@ -114,7 +116,8 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     plain = rec.recommend_batch([request.changed(k=20, blend=False, boosts=())])[0]
     seen = [IDS.index(i) for i in request.history]
     asked = Histories.of([seen])
-    hidden = [IDS.index(i) for i in request.exclude_items] + seen * request.exclude_seen
+    hidden = [IDS.index(i) for i in request.exclude_items]
+    hidden += seen * (request.exclude_seen is not False)
     allowed = np.array([request.filter is None or i % 2 == 0 for i in range(ITEMS)])
     found = retrieval.propose(
         asked,
@@ -141,6 +144,11 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
             totals[place] += sum(reranker.weights.get(n, 0.0) * f for n, f in row.items())
             if counts[items[place]] == 0 and f"new.{source}" in reranker.weights:
                 totals[place] += reranker.weights[f"new.{source}"] * row[source]
+            if items[place] in seen:
+                totals[place] += reranker.weights[f"again.{source}"] * row[source]
+    again = retrieval.repeats.values(Chosen.of(asked), np.array([items]))
+    for name, (column,) in again.items():
+        totals = [t + reranker.weights[name] * v for t, v in zip(totals, column, strict=True)]
     totals = [
         t + reranker.weights["new"] * (counts[i] == 0) for t, i in zip(totals, items, strict=True)
     ]
@@ -176,6 +184,22 @@ def test_blended_lists_follow_the_definition(rec, request_):
     scores = [r.score for r in found.recommendations]
     np.testing.assert_allclose(scores, [s for _, s in wanted], rtol=1e-5)
     assert found.certificate == "approximate"
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_the_bundle_says_whether_items_of_the_history_are_listed(rec, listed):
+    reranker = replace(BLEND, weights=WEIGHTS | {"again": 50.0}, lists_seen=listed)
+    rec.retrieval = replace(rec.retrieval, reranker=reranker)
+    assert rec.exclude_seen is not listed
+    request = RecommendRequest(["id-3", "id-9", "id-3"], 20)
+    ours, without, with_seen = rec.recommend_batch(
+        [request, *(request.changed(exclude_seen=value) for value in (True, False))]
+    )
+    assert ours == (with_seen if listed else without)
+    assert not {"id-3", "id-9"} & set(ids_of(without))
+    assert {"id-3", "id-9"} == set(ids_of(with_seen)[:2])
+    fallback = rec.fallback(request)
+    assert fallback == rec.fallback(request.changed(exclude_seen=not listed))
 
 
 def test_items_have_their_source_and_reason(rec):

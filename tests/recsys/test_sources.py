@@ -100,14 +100,14 @@ class TestToTargets(SourceSuite):
 
 
 class TestPopularity(SourceSuite):
-    source, proposed = "popularity", 0.25
+    source = "popularity"
 
     def value(self, history, types, item):
         return math.log1p(COUNTS[item])
 
 
 class TestRecent(SourceSuite):
-    source = "recent"
+    source, proposed = "recent", 0.25
 
     def value(self, history, types, item):
         return math.log1p(RECENT[item])

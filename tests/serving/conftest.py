@@ -134,7 +134,7 @@ class FakeRecommender:
         catalog = self.catalog
         start = zlib.crc32("|".join(request.history).encode())
         hidden = set(request.exclude_items) | (
-            set(request.history) if request.exclude_seen else set()
+            set() if request.exclude_seen is False else set(request.history)
         )
         rows = np.flatnonzero(self.allowed(request)).tolist()
         order = [catalog.item_id(rows[(start + i) % len(rows)]) for i in range(len(rows))]

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from recsys.retrieval.reranker import (
+    AGAIN,
+    AGAIN_VALUES,
     MODEL,
     NEW,
     RANKED,
-    RECENT,
     SOURCES,
     Reranker,
     feature_matrix,
@@ -28,6 +29,7 @@ from recsys.training.reranking import (
     choose,
     cross_fit,
     fit,
+    fit_again,
     fit_new,
     ranks_by,
 )
@@ -156,16 +158,9 @@ def test_one_user_is_enough_to_choose(users):
     assert set(info["parts"]) >= {"reranker", MODEL, "served"}
 
 
-@pytest.mark.parametrize(("weight", "kept"), [(0.0, False), (2.0, True)])
-def test_recent_popularity_is_a_source_only_if_it_gains(weight, kept):
-    found = make({"content": 1.0, RECENT: weight}, seed=3)  # chance keeps it in one of six
-    reranker = choose(found, SHAPE, {MODEL: np.full(USERS, MISSED)}).reranker
-    assert (RECENT in reranker.sources) == kept
-
-
 def test_a_lead_of_one_source_within_its_error_is_chance():
     found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
-    crossed = cross_fit(only(found, *(source for source in SOURCES if source != RECENT)), SHAPE)
+    crossed = cross_fit(found, SHAPE)
     slightly = crossed.copy()
     slightly[np.flatnonzero(crossed >= 2)[0]] = 0  # better for one user of 900,
     slightly[np.flatnonzero(crossed == 0)[0]] = 1  # and a little worse for another
@@ -279,6 +274,41 @@ def test_too_few_new_items_fit_no_weights_for_them():
     reranker = Reranker({"item_item": 1.0}, 8, 4)
     few = np.append(np.flatnonzero(~is_new), np.flatnonzero(is_new)[:20])
     assert fit_new(found.take(few), reranker) == reranker
+
+
+def with_history(users: int, repeats: float) -> Candidates:
+    """Users of whose candidates three are in the history, and are chosen by how often they were."""
+    rng = np.random.default_rng(1)
+    found = make({"item_item": 2.0}, users)
+    again = np.arange(WIDTH) < 3
+    values = {name: again * rng.random(found.items.shape) for name in AGAIN_VALUES}
+    values[AGAIN] = np.broadcast_to(again, found.items.shape).astype(float)
+    score = 2 * found.values["item_item"] + again * (repeats + 4 * values[f"{AGAIN}.count"])
+    best = (score + rng.gumbel(size=score.shape)).argmax(axis=1)
+    targets = found.items[np.arange(users), best]
+    return Candidates(found.items, found.values | values, targets)
+
+
+@pytest.mark.parametrize(("errors", "listed"), [(2.0, True), (200.0, False)])
+def test_items_of_the_history_are_listed_if_that_is_surely_better(errors, listed, monkeypatch):
+    monkeypatch.setattr(reranking, "ERRORS", errors)
+    found = with_history(900, -1.0)
+    before = fit(only(found, "item_item"), SHAPE)
+    choice = fit_again(found, before)
+    after, info = choice.reranker, choice.info
+    assert after.lists_seen is listed
+    assert after.weights[f"{AGAIN}.count"] > 1
+    assert info["share"] == round(float((found.hits.argmax(axis=1) < 3).mean()), 6)
+    assert info["always"]["ndcg@10"] > info["never"]["ndcg@10"] + 0.1
+    others = replace(found, values=found.values | {AGAIN: np.zeros(found.items.shape)})
+    scores = [reranker.score(others.values, others.there) for reranker in (before, after)]
+    np.testing.assert_array_equal(*scores)
+
+
+def test_too_few_repeats_fit_no_weights_for_them():
+    found = with_history(900, -12.0)
+    reranker = Reranker({"item_item": 1.0}, 8, 4)
+    assert fit_again(found, reranker).reranker == reranker
 
 
 def test_when_time_is_over_no_network_is_fitted(monkeypatch):

@@ -273,7 +273,6 @@ static Fitted make_fitted(void) {
     f.order = permutation(items);
     f.log_counts = doubles(items);
     if (draw(2)) {
-        f.recent_order = permutation(items);
         f.log_recent = doubles(items);
     }
     uint8_t *eventless = keep(malloc((size_t)items));
@@ -310,6 +309,9 @@ static void blend(const Fitted *f, const Asked *asked, Ranking r, int32_t *best,
     r.items = p.items;
     r.source = (const int8_t *)p.supported;
     r.model = keep(calloc((size_t)(asked->batch * width), sizeof(double)));
+    double *again = doubles(asked->batch * width);
+    for (int64_t i = 0; i < asked->batch * width; i++) again[i] = p.items[i] % 3 ? NAN : 0.125;
+    r.again = again;
     r.top = p.best;
     r.best = best;
     r.score = floats(asked->batch * r.k, 0);
@@ -335,10 +337,10 @@ static void one_blend(void) {
     Ranking r = {.k = 1 + (int64_t)draw(12), .weighs_new = (int64_t)draw(2)};
     for (int64_t s = 0; s <= RECENT; s++)
         if (draw(2)) {
-            r.feature[r.features++] = (Feature){s, VALUE, 0, 1, -0.5};
+            r.feature[r.features++] = (Feature){s, VALUE, 0, 1, -0.5, 0.25};
             if (s == VECTORS || s == CONTENT)
-                r.feature[r.features++] = (Feature){s, ABOVE, 0.3, 0.5, 0};
-            if (s == ITEM_ITEM || s == SASREC) r.feature[r.features++] = (Feature){s, RANK, 0, -0.5, 0};
+                r.feature[r.features++] = (Feature){s, ABOVE, 0.3, 0.5, 0, 0};
+            if (s == ITEM_ITEM || s == SASREC) r.feature[r.features++] = (Feature){s, RANK, 0, -0.5, 0, 0};
         }
     if (r.features && draw(2)) {
         r.input_count = r.features;

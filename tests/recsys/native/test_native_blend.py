@@ -13,18 +13,19 @@ from recsys.interactions import Histories
 from recsys.native import library
 from recsys.prompts import PromptConfig
 from recsys.retrieval import ItemItem, Pool, Proposals, Reranker, Retrieval, VectorIndex
+from recsys.retrieval.again import Repeats
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.later import LaterItems
 from recsys.retrieval.native import covers
-from recsys.retrieval.reranker import FEATURES, Network
+from recsys.retrieval.reranker import ADDED, FEATURES, Network
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 pytestmark = pytest.mark.skipif(
     isinstance(library.find_library(), str), reason=f"{library.find_library()}"
 )
 FEATURE_ERROR = 1e-6  # some roundings of a cosine or a share in float32
-PARTS = ("vectors", "content", "sasrec", "recent")
+PARTS = ("vectors", "content", "sasrec", "recent", "repeats")
 
 
 def sparse_rows(rng, rows, columns, share):
@@ -45,6 +46,7 @@ def make_retrieval(rng, size, parts):
         "content": ContentIndex(sparse.csr_array(content.tocsr()), names),
         "sasrec": SasRecModel(size, SasRecConfig(1, hidden=8, window=PromptConfig(6, 2)), None),
         "recent": rng.random(size),
+        "repeats": Repeats(rng.normal(size=size + 1), rng.random(size + 1) * 3),
     }
     given_parts = {name: made[name] for name in parts}
     if "sasrec" in given_parts:
@@ -117,7 +119,7 @@ def make_reranker(rng):
     names = sorted(name for name in FEATURES if "target" not in name)
     chosen = [name for name in names if rng.random() < 0.8]
     weights = {name: float(rng.normal()) for name in chosen}
-    read = [name for name in names if name != "model" and not name.startswith("new")]
+    read = [name for name in names if name != "model" and name.split(".")[0] not in ADDED]
     inputs = [name for name in read if rng.random() < 0.5]
     units = rng.normal(size=(int(rng.integers(1, 40)), len(inputs) + 2))
     network = (

@@ -1,0 +1,138 @@
+"""Buying again: what an item of a history says of its next event.
+
+As TIFU-kNN (Hu et al., 2020) it counts how often and how recently a user chose an item. In addition
+it compares the time since the last event with the usual gap, by the user and by all users, and says
+how often the item is chosen again at all. Gaps are counted in events of the history, which needs no
+times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.interactions import Histories
+
+DECAY = 0.99  # of an event per later event, in the order in which a history's items are proposed
+PRIOR = 10.0  # events that are added to those of an item, as usual as those of all items
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The distinct items of n histories, ordered by history and item.
+
+    Attributes:
+        row: (m,) history.
+        item: (m,).
+        count: (m,) events of the item.
+        age: (m,) events of the history since the last of them.
+        gap: (m,) mean number of events from one to the next; 0 for a single one.
+        weight: (m,) sum of `DECAY**age` over the events.
+    """
+
+    row: NDArray[np.int64]
+    item: NDArray[np.int64]
+    count: NDArray[np.int64]
+    age: NDArray[np.int64]
+    gap: NDArray[np.float64]
+    weight: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, histories: Histories) -> Chosen:
+        """Sort the events once."""
+        rows, items = histories.rows, histories.items.astype(np.int64)
+        age = histories.offsets[1:][rows] - 1 - np.arange(len(rows))
+        order = np.lexsort((items, rows))  # stable: the oldest event of an item comes first
+        rows, items, age = rows[order], items[order], age[order]
+        is_first = np.ones(len(rows), np.bool_)
+        is_first[1:] = (rows[1:] != rows[:-1]) | (items[1:] != items[:-1])
+        first = np.flatnonzero(is_first)
+        count = np.diff(np.append(first, len(rows)))
+        last = age[first + count - 1]
+        gap = (age[first] - last) / np.maximum(count - 1, 1)
+        weight = np.bincount(np.repeat(np.arange(len(first)), count), DECAY**age, len(first))
+        return cls(rows[first], items[first], count, last, gap, weight)
+
+    def best(self, n: int, k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """(n, k) items of n histories by weight, padded with -1; not those `blocked` (n, items)."""
+        free = np.flatnonzero(self.item < blocked.shape[1])
+        free = free[~blocked[self.row[free], self.item[free]]]
+        order = free[np.lexsort((-self.weight[free], self.row[free]))]
+        row = self.row[order]
+        place = np.arange(len(row)) - np.searchsorted(row, row)
+        best = np.full((n, k), -1, np.int32)
+        best[row[place < k], place[place < k]] = self.item[order[place < k]]
+        return best
+
+
+@dataclass(frozen=True, eq=False)
+class Repeats:
+    """How items are chosen again.
+
+    Attributes:
+        rates: (items + 1,) log-odds that an event repeats an item of its user; the last one is for
+            items without events.
+        gaps: (items + 1,) logarithm of the usual number of events between two of the same item.
+    """
+
+    rates: NDArray[np.float64]
+    gaps: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if self.rates.shape != self.gaps.shape or self.rates.ndim != 1 or not len(self.rates):
+            raise ValueError(f"repeats: {self.rates.shape} rates, {self.gaps.shape} gaps")
+
+    def __len__(self) -> int:
+        return len(self.rates) - 1
+
+    @classmethod
+    def count(cls, histories: Histories, size: int) -> Repeats | None:
+        """Count training histories of `size` items; None if no item is chosen twice."""
+        chosen = Chosen.of(histories)
+        again, item = chosen.count - 1, chosen.item
+        if not again.any():
+            return None
+        logs = np.log(np.maximum(chosen.gap, 1))
+
+        def by_item(weights: NDArray[np.floating | np.integer]) -> NDArray[np.float64]:
+            return np.bincount(item, weights, size + 1)
+
+        mean_rate, mean_gap = again.sum() / chosen.count.sum(), (again * logs).sum() / again.sum()
+        times = by_item(again)
+        rates = (times + PRIOR * mean_rate) / (by_item(chosen.count) + PRIOR)
+        gaps = (by_item(again * logs) + PRIOR * mean_gap) / (times + PRIOR)
+        return cls(np.log(rates / (1 - rates)), gaps)
+
+    def values(self, chosen: Chosen, items: NDArray[np.integer]) -> dict[str, NDArray[np.float64]]:
+        """What is known of (n, c) items, -1 for none, by the histories that were chosen from.
+
+        Returns:
+            `again` (n, c), 1 for an item of the history and else 0, and where it is 1 the values by
+            the names of `recsys.retrieval.reranker.AGAIN_VALUES`.
+        """
+        width = 1 + max(int(part.max(initial=0)) for part in (chosen.item, items))
+        keys = chosen.row * width + chosen.item
+        wanted = np.arange(len(items))[:, None] * width + items
+        place = np.searchsorted(keys, wanted)
+        place[place == len(keys)] = 0
+        is_again = (items >= 0) & (keys[place] == wanted if len(keys) else False)
+        own = place[is_again]
+        known = np.minimum(chosen.item[own], len(self))
+        count, since = chosen.count[own], np.log1p(chosen.age[own])
+        usual = (count - 1) * np.log(np.maximum(chosen.gap[own], 1)) + self.gaps[known]
+        late = since - usual / count
+        values = {
+            "": np.ones(len(own)),
+            ".count": np.log(count),
+            ".age": since,
+            ".rate": self.rates[known],
+            ".late": late,
+            ".overdue": np.maximum(late, 0),
+        }
+        columns = {}
+        for name, value in values.items():
+            columns[f"again{name}"] = np.zeros(items.shape)
+            columns[f"again{name}"][is_again] = value
+        return columns
