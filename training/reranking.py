@@ -158,7 +158,7 @@ def fit_new(candidates: Candidates, reranker: Reranker) -> Reranker:
 
 
 def fit_again(candidates: Candidates, reranker: Reranker) -> Choice:
-    """Add weights for items of the history; those of other items do not change.
+    """Fit the weights of items of the history; those of other items do not change.
 
     Lists have such items by default if their NDCG@10, cross-fitted, is then higher by more than two
     standard errors.
@@ -193,6 +193,8 @@ def _fit_added(candidates: Candidates, reranker: Reranker, source: str) -> Reran
     features = features_of(candidates.values, candidates.there, candidates.sources)
     names = [name for name in features if name.split(".")[0] == source]
     base = reranker.score(candidates.values, candidates.there)
+    if source == AGAIN:
+        base = np.where(candidates.values[AGAIN] > 0, 0, base)
     stacked = np.stack([features[name] for name in names], axis=-1)
     weights = _weights(candidates, stacked, base, PENALTY_ADDED, np.zeros(len(names)))
     return replace(reranker, weights={**reranker.weights, **dict(zip(names, weights, strict=True))})

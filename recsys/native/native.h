@@ -150,7 +150,8 @@ enum { ITEM_ITEM, VECTORS, CONTENT, SASREC, MODEL, POPULARITY, RECENT };
 enum { VALUE, ABOVE, RANK };
 enum { MOST_FEATURES = 16, MOST_UNITS = 256, MOST_RANK = 50 };
 
-/* `of_new` is a further weight for items without events, `of_again` for items of the history. */
+/* `of_new` is a further weight for items without events, `of_again` the only one for items of the
+ * history. */
 typedef struct {
     int64_t source, form;
     double knee, weight, of_new, of_again;
@@ -170,7 +171,7 @@ typedef struct {
     const double *model;     /* (batch, width) the model's feature */
     const int8_t *source;    /* (batch, width) */
     const double *gains;     /* (batch, width) of boosts; NULL for none */
-    /* (batch, width) what else the score of an item of the history has; NaN for other items, NULL
+    /* (batch, width) the rest of the score of an item of the history; NaN for other items, NULL
      * where there are none */
     const double *again;
     int32_t *best;           /* (batch, k), best first, then -1 */

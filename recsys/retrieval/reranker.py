@@ -10,8 +10,8 @@ the next item (the conditional logit of McFadden, 1974); its normaliser is left 
 
 An item without training events has no co-occurrence and no popularity. It has further weights: one
 for being new, and one for its value by each source that knows something of it. An item of the
-history has further weights, too: those of buying again (`recsys.retrieval.again`), and one for its
-value by each source.
+history has weights of its own instead: those of buying again (`recsys.retrieval.again`), and one
+for its value by each source.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ FLOOR = 1e-3
 OF_NEW = (*COSINES, SASREC, MODEL)
 """Sources that know something of items without events."""
 ADDED = {NEW: ((NEW,), OF_NEW), AGAIN: (AGAIN_VALUES, SOURCES)}
-"""Sources for some items alone: their values, and the sources whose first features have a further
-weight for these items."""
+"""Sources for some items alone: their values, and the sources whose first features have another
+weight for these items: a further one for new items, and instead of all others for those of the
+history."""
 
 
 def rank_of(source: str) -> str:
@@ -224,13 +225,16 @@ class Reranker:
         Returns:
             (n, w), -inf where there is no candidate.
         """
-        total = np.zeros(there.shape)
+        total, again = np.zeros(there.shape), np.zeros(there.shape)
         features = features_of(values, there, self.sources)
         for name, feature in features.items():
             if weight := self.weights.get(name, 0.0):
-                total += weight * feature
+                part = again if name.split(".")[0] == AGAIN else total
+                part += weight * feature
         if self.network is not None:
             total += self.network.outputs(features)
+        if AGAIN in features:
+            total = np.where(features[AGAIN] > 0, again, total)
         return np.where(there, total, -np.inf)
 
 
@@ -253,7 +257,7 @@ def features_of(
 
     Args:
         values: source -> (n, w), and the values in `FURTHER`; NaN where a source knows nothing of
-            a candidate.
+            a candidate. Without those of a source of `ADDED`, it says nothing of any.
         there: (n, w) which places hold a candidate.
         sources: of `SOURCES`, of types of events, and of `ADDED`.
 
@@ -272,7 +276,7 @@ def features_of(
         if source in COSINES:
             for knee in KNEES:
                 features[f"{source}.above_{knee}"] = np.maximum(value - knee, 0)
-    for added in (name for name in ADDED if name in sources):
+    for added in (name for name in ADDED if name in sources and name in values):
         own, others = ADDED[added]
         among = there & (values[added] > 0)
         features |= {name: np.where(among, values[name], 0.0) for name in own}

@@ -136,7 +136,7 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
         others[source] = np.delete(column, np.unique(seen).astype(int)).tolist()
     counts = np.bincount(TRAINED.items, minlength=ITEMS)
     values["popularity"] = [math.log(1 + counts[i]) for i in items]
-    totals = [0.0] * len(items)
+    totals, of_history = [0.0] * len(items), [0.0] * len(items)
     inputs = [{} for _ in items]
     for source, column in values.items():
         for place, row in enumerate(slow_features(source, column, others.get(source))):
@@ -144,11 +144,11 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
             totals[place] += sum(reranker.weights.get(n, 0.0) * f for n, f in row.items())
             if counts[items[place]] == 0 and f"new.{source}" in reranker.weights:
                 totals[place] += reranker.weights[f"new.{source}"] * row[source]
-            if items[place] in seen:
-                totals[place] += reranker.weights[f"again.{source}"] * row[source]
-    again = retrieval.repeats.values(Chosen.of(asked), np.array([items]))
-    for name, (column,) in again.items():
-        totals = [t + reranker.weights[name] * v for t, v in zip(totals, column, strict=True)]
+            if f"again.{source}" in reranker.weights:
+                of_history[place] += reranker.weights[f"again.{source}"] * row[source]
+    for name, (column,) in retrieval.repeats.values(Chosen.of(asked), np.array([items])).items():
+        weighted = (reranker.weights[name] * value for value in column)
+        of_history = [t + v for t, v in zip(of_history, weighted, strict=True)]
     totals = [
         t + reranker.weights["new"] * (counts[i] == 0) for t, i in zip(totals, items, strict=True)
     ]
@@ -158,6 +158,8 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
                 unit = sum(w * row[n] for w, n in zip(weights, INPUTS, strict=True)) + bias
                 totals[place] += out * max(unit, 0.0)
     scores = []
+    places = zip(items, of_history, totals, strict=True)
+    totals = [again if item in seen else total for item, again, total in places]
     for name, total in zip(names, totals, strict=True):
         gain = sum(b["weight"] for b in request.boosts if IDS.index(name) % 2 == 0)
         scores.append((name, total + gain))
