@@ -64,7 +64,6 @@ from recsys.training.reranking import (
     MISSED,
     RERANKER,
     Candidates,
-    Choice,
     choose,
     fit_again,
     fit_new,
@@ -154,7 +153,6 @@ def stage(context: Context) -> Path:
         ranks[MODEL] = alone
         choice = choose(candidates, shape, ranks, end=by(CHOSEN))
         info["validation"], reranker = choice.info, choice.reranker
-        _report(choice.info)
         if reranker.weights and retrieval.repeats is not None:
             some = examples.sample(USERS_ADDED)
             candidates, _, _ = decode_candidates(
@@ -162,7 +160,7 @@ def stage(context: Context) -> Path:
             )
             choice = fit_again(candidates, reranker)
             info["validation"]["again"], reranker = choice.info, choice.reranker
-            _report_again(choice)
+        _report(info["validation"], reranker)
         if AGAIN not in reranker.sources:
             retrieval = replace(retrieval, repeats=None)
         if reranker.weights:
@@ -356,8 +354,8 @@ def _rank_of(items: NDArray[np.int32], targets: NDArray[np.int32]) -> NDArray[np
     return np.where(hit.any(axis=1), hit.argmax(axis=1), MISSED)
 
 
-def _report(validation: dict[str, Any]) -> None:
-    """Print NDCG@10 and Recall@10 of all parts."""
+def _report(validation: dict[str, Any], reranker: Reranker) -> None:
+    """Print NDCG@10 and Recall@10 of all parts, and how items of the history are treated."""
     table = Table("ranker", "NDCG@10", "Recall@10", title="Validation, seen items left out")
     for name, figures in validation["parts"].items():
         if name == "served":  # one of the others
@@ -371,23 +369,16 @@ def _report(validation: dict[str, Any]) -> None:
         say("The served list is the model's own, which ranks better than a blend.")
     else:
         say(f"The served list is that of {served!r} alone, which ranks better than a blend.")
+    if "always" in (again := validation.get("again", {})):
+        always, never = (again[name]["ndcg@10"] for name in ("always", "never"))
+        say(
+            f"Lists with items of the history have an NDCG@10 of {always:.4f}, without them "
+            f"{never:.4f}. They are {'' if reranker.lists_seen else 'not '}listed by default "
+            "(exclude_seen)."
+        )
     say("Figures are of counts of training events; what is served has counted all events.")
     if validation["users"] < LEAST_USERS:
         say(
             f"{validation['users']} validation users are too few to choose what is served, so it "
             "may be below popularity by chance"
         )
-
-
-def _report_again(choice: Choice) -> None:
-    """Print whether lists have items of the history by default, and why."""
-    info, is_listed = choice.info, choice.reranker.lists_seen
-    text = f"{info['share']:.0%} of the next items are candidates from the history"
-    if "always" in info:
-        without, with_them = (info[name]["ndcg@10"] for name in ("never", "always"))
-        text += f"; lists with items of the history have an NDCG@10 of {with_them:.4f}, lists "
-        text += f"without them {without:.4f}"
-    say(
-        f"Buying again: {text}. Items of the history are {'' if is_listed else 'not '}listed, "
-        f'unless a request says "exclude_seen": {"true" if is_listed else "false"}.'
-    )

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from recsys.interactions import Histories
 
-DECAY = 0.99  # of an event per later event, in the order in which a history's items are proposed
 PRIOR = 10.0  # events that are added to those of an item, as usual as those of all items
 
 
@@ -29,7 +28,6 @@ class Chosen:
         count: (m,) events of the item.
         age: (m,) events of the history since the last of them.
         gap: (m,) mean number of events from one to the next; 0 for a single one.
-        weight: (m,) sum of `DECAY**age` over the events.
     """
 
     row: NDArray[np.int64]
@@ -37,7 +35,6 @@ class Chosen:
     count: NDArray[np.int64]
     age: NDArray[np.int64]
     gap: NDArray[np.float64]
-    weight: NDArray[np.float64]
 
     @classmethod
     def of(cls, histories: Histories) -> Chosen:
@@ -52,14 +49,13 @@ class Chosen:
         count = np.diff(np.append(first, len(rows)))
         last = age[first + count - 1]
         gap = (age[first] - last) / np.maximum(count - 1, 1)
-        weight = np.bincount(np.repeat(np.arange(len(first)), count), DECAY**age, len(first))
-        return cls(rows[first], items[first], count, last, gap, weight)
+        return cls(rows[first], items[first], count, last, gap)
 
     def best(self, n: int, k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """(n, k) items of n histories by weight, padded with -1; not those `blocked` (n, items)."""
+        """(n, k) items of most events, then the latest, padded with -1; not the `blocked` ones."""
         free = np.flatnonzero(self.item < blocked.shape[1])
         free = free[~blocked[self.row[free], self.item[free]]]
-        order = free[np.lexsort((-self.weight[free], self.row[free]))]
+        order = free[np.lexsort((self.age[free], -self.count[free], self.row[free]))]
         row = self.row[order]
         place = np.arange(len(row)) - np.searchsorted(row, row)
         best = np.full((n, k), -1, np.int32)
@@ -79,10 +75,6 @@ class Repeats:
 
     rates: NDArray[np.float64]
     gaps: NDArray[np.float64]
-
-    def __post_init__(self) -> None:
-        if self.rates.shape != self.gaps.shape or self.rates.ndim != 1 or not len(self.rates):
-            raise ValueError(f"repeats: {self.rates.shape} rates, {self.gaps.shape} gaps")
 
     def __len__(self) -> int:
         return len(self.rates) - 1

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.interactions import Histories
-from recsys.retrieval.again import DECAY, PRIOR, Chosen, Repeats
+from recsys.retrieval.again import PRIOR, Chosen, Repeats
 from recsys.retrieval.reranker import AGAIN_VALUES
 
 ITEMS = 6
@@ -80,12 +80,12 @@ def test_values_are_those_of_plain_python_alone_and_together(asked):
 
 @settings(deadline=None)
 @given(histories, st.integers(1, 4), st.integers(0, 5))
-def test_the_best_are_those_of_most_weight_that_are_free(asked, k, seed):
+def test_the_best_are_those_of_most_events_that_are_free(asked, k, seed):
     blocked = np.random.default_rng(seed).random((len(asked), ITEMS)) < 0.3
     best = Chosen.of(Histories.of(asked)).best(len(asked), k, blocked)
     for row, history in enumerate(asked):
         ages = {item: places(history[::-1], item) for item in history}
         free = [item for item in sorted(ages) if not blocked[row, item]]
-        order = sorted(free, key=lambda item: -sum(DECAY**age for age in ages[item][::-1]))
+        order = sorted(free, key=lambda item: (-len(ages[item]), ages[item][0]))
         expected = (order + [-1] * k)[:k]
         assert best[row].tolist() == expected

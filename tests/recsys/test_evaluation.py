@@ -387,6 +387,7 @@ class FakeRecommender:
 
     loaded = 0
     retrieval: Any = None
+    exclude_seen = True
     catalog_items = ITEMS
     items = tuple(range(ITEMS))
     device = torch.device("cpu")
