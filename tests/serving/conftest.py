@@ -65,6 +65,7 @@ class FakeRecommender:
     """
 
     retrieval: Any = chain(ITEMS)
+    exclude_seen = True
     device = SimpleNamespace(type="cpu")
 
     def __init__(self, name="demo"):
