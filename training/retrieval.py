@@ -50,7 +50,7 @@ from recsys.retrieval import (
     digest,
     search_rules,
 )
-from recsys.retrieval.again import Repeats
+from recsys.retrieval.again import Repeats, that_count
 from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
@@ -222,7 +222,7 @@ def _count(dataset: Dataset, rules: PairRules) -> Retrieval:
         counts(),
         types=EventTypes.of(histories, dataset.is_target[trained], size, dataset.behaviours, rules),
         recent=counts(half_life_days=RECENT_SHARE * span) if span else None,
-        repeats=Repeats.count(histories.only_seen, size),
+        repeats=Repeats.count(that_count(histories, dataset.behaviours), size),
         fitted_on=digest(histories),
     )
 

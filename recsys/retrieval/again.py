@@ -8,14 +8,22 @@ times.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.interactions import Histories
+from recsys.interactions import Behaviour, Histories, count_as_seen
 
 PRIOR = 10.0  # events that are added to those of an item, as usual as those of all items
+
+
+def that_count(histories: Histories, behaviours: Sequence[Behaviour]) -> Histories:
+    """The events that count as seen; all of them without types."""
+    if histories.behaviours is None or not behaviours:
+        return histories
+    return histories.where(count_as_seen(histories.behaviours, behaviours))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.interactions import Histories, count_as_seen
-from recsys.retrieval.again import Chosen
+from recsys.interactions import Histories
+from recsys.retrieval.again import Chosen, that_count
 from recsys.retrieval.content import cosines
 from recsys.retrieval.later import LaterItems
 from recsys.retrieval.native import NativeRetrieval
@@ -70,10 +70,8 @@ class Evidence:
     @cached_property
     def chosen(self) -> Chosen:
         """The items of the histories; with types, those that count as seen."""
-        histories, types = self.histories, self.retrieval.types
-        if types is not None and histories.behaviours is not None:
-            histories = histories.where(count_as_seen(histories.behaviours, types.behaviours))
-        return Chosen.of(histories)
+        types = self.retrieval.types
+        return Chosen.of(that_count(self.histories, () if types is None else types.behaviours))
 
     @cached_property
     def shares(self) -> Entries:

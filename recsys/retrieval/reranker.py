@@ -178,7 +178,9 @@ class Reranker:
     def __post_init__(self) -> None:
         if not isinstance(self.weights, Mapping):
             raise ValueError(f"weights must map features to numbers, got {self.weights!r}")
-        unknown = sorted(n for n in set(self.weights) - FEATURES if not n.startswith(SEEN))
+        unknown = sorted(
+            n for n in set(self.weights) - FEATURES if not source_of(n).startswith(SEEN)
+        )
         if unknown:
             raise ValueError(f"weights: unknown feature {unknown[0]!r}")
         if not all(np.isfinite(weight) for weight in self.weights.values()):
@@ -280,8 +282,9 @@ def features_of(
         own, others = ADDED[added]
         among = there & (values[added] > 0)
         features |= {name: np.where(among, values[name], 0.0) for name in own}
-        for source in (name for name in sources if name in others):
-            features[f"{added}.{source}"] = np.where(among, features[source], 0)
+        for source in sources:
+            if source in others or (added == AGAIN and source.startswith(SEEN)):
+                features[f"{added}.{source}"] = np.where(among, features[source], 0)
     return features
 
 

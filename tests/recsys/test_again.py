@@ -1,14 +1,15 @@
 """Buying again: values of the items of a history, by a reference in plain Python."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.interactions import Histories
-from recsys.retrieval.again import PRIOR, Chosen, Repeats
-from recsys.retrieval.reranker import AGAIN_VALUES
+from recsys.interactions import Behaviour, Histories
+from recsys.retrieval.again import PRIOR, Chosen, Repeats, that_count
+from recsys.retrieval.reranker import AGAIN_VALUES, Reranker
 
 ITEMS = 6
 histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=12), min_size=1, max_size=4)
@@ -89,3 +90,16 @@ def test_the_best_are_those_of_most_events_that_are_free(asked, k, seed):
         order = sorted(free, key=lambda item: (-len(ages[item]), ages[item][0]))
         expected = (order + [-1] * k)[:k]
         assert best[row].tolist() == expected
+
+
+def test_with_types_only_what_counts_as_seen_is_chosen_again():
+    types = (Behaviour("view", "context", 0.2), Behaviour("purchase", "target", 1.0))
+    asked = replace(Histories.of([[0, 1, 0, 1, 2]]), behaviours=np.array([0, 1, 1, 1, 0], np.uint8))
+    chosen = Chosen.of(that_count(asked, types))
+    assert chosen.item.tolist() == [0, 1]
+    assert chosen.count.tolist() == [1, 2]
+    assert chosen.age.tolist() == [1, 0]
+    values = {name: np.ones((1, 2)) for name in ("seen:view", *AGAIN_VALUES)}
+    values["again"][0, 1] = 0
+    reranker = Reranker({"seen:view": 1.0, "again.count": 2.0, "again.seen:view": 4.0})
+    assert reranker.score(values, np.ones((1, 2), np.bool_)).tolist() == [[6.0, 1.0]]
