@@ -426,6 +426,20 @@ async def test_what_another_version_stored_is_kept_and_not_applied(client, caplo
     assert (await service.store.state.get("rules"))["rules"]["strange"] == strange
 
 
+async def test_the_store_has_no_more_than_the_rules_that_are_there(client):
+    await put(client, "x", {"pin": ["B0007"]})
+    for number in range(5):
+        await put(client, f"y{number}", {"pin": ["B0008"]})
+        await put(client, "x", {"pin": [f"B000{number}"]})
+        await stand(client, "champion", f"y{number}")
+        await stand(client, "champion")
+        assert (await client.delete(f"/v1/rules/y{number}")).status_code == 204
+    stored = await client._transport.app.state.service.store.state.get("rules")
+    assert [*stored["rules"]] == ["x"]
+    assert stored["rules"]["x"]["value"] == {"pin": ["B0004"]}
+    assert stored["aliases"] == {}
+
+
 async def test_a_change_is_refused_by_what_the_store_has(client, monkeypatch):
     rules = client._transport.app.state.service.state.rules
     await put(client, "x", {"pin": ["B0007"]})
