@@ -143,7 +143,6 @@ class Epochs:
     def __init__(
         self,
         bundle: Bundle,
-        filter_bytes: int = 1 << 28,
         *,
         coder: ItemCoder | None = None,
         describe: Callable[[pa.Table], LaterItems | None] | None = None,
@@ -152,14 +151,12 @@ class Epochs:
     ) -> None:
         """Begin with the bundle's own catalog.
 
-        Masks of filters may take `filter_bytes`. `coder` finds codes of new items, if the bundle
-        has an item encoder; `describe` finds what retrieval knows of them. `prepare` is called with
-        each new trie before it is used. `clock` says
-        the unix seconds that availability depends on.
+        `coder` finds codes of new items, if the bundle has an item encoder; `describe` finds what
+        retrieval knows of them. `prepare` is called with each new trie before it is used. `clock`
+        says the unix seconds that availability depends on.
         """
         self._vocabulary, self._coder, self._prepare = bundle.vocabulary, coder, prepare
         self._describe = describe
-        self._filter_bytes = filter_bytes
         size = len(bundle.catalog)
         added = AddedItems(settable(bundle.catalog))
         record = np.arange(size, dtype=np.int32)
@@ -170,7 +167,7 @@ class Epochs:
         columns = _attributes(trie, added, record)
         self._clock, self._minute = clock, int(clock()) // MINUTE
         left, unavailable = self._available(trie, columns, alive)
-        filters = FilterCache(trie, columns, filter_bytes, left=left)
+        filters = FilterCache(trie, columns, left=left)
         self._epoch = Epoch(0, catalog, trie, encoder, filters, left, unavailable)
         self._rested = 0.0  # when the next build may begin, on the monotonic clock
         self._build, self._publish = threading.Lock(), threading.Lock()
@@ -209,7 +206,7 @@ class Epochs:
             start = time.thread_time()  # time spent waiting for other threads does not count
             epoch = self._epoch
             placement = Placement(epoch.catalog, epoch.trie, self._vocabulary, self._coder)
-            made = self._make(items, table, placement.codes_of(items, table))
+            made = self._make(table, placement.codes_of(items, table))
             self._rested = time.monotonic() + time.thread_time() - start
             return made
 
@@ -237,9 +234,7 @@ class Epochs:
                 epoch,
                 number=epoch.number + 1,
                 catalog=replace(catalog, alive=alive),
-                filters=FilterCache(
-                    trie, before.attributes, self._filter_bytes, left=left, after=before
-                ),
+                filters=FilterCache(trie, before.attributes, left=left, after=before),
                 left=left,
             )
             hidden = int(np.count_nonzero(~alive[trie.row_items]))
@@ -274,9 +269,7 @@ class Epochs:
                 was is not None and now is not None and np.array_equal(was, now)
             ):
                 return
-            filters = FilterCache(
-                epoch.trie, before.attributes, self._filter_bytes, left=left, after=before
-            )
+            filters = FilterCache(epoch.trie, before.attributes, left=left, after=before)
             self._epoch = replace(
                 epoch,
                 number=epoch.number + 1,
@@ -289,7 +282,8 @@ class Epochs:
         """Build the trie anew without the hidden items; answers do not change."""
         with self._build:
             if self._epoch.left is not None:
-                self._make()
+                catalog = self._epoch.catalog
+                self._make(catalog.added.base.items.slice(0, 0), catalog.codes[:0])
         return self._epoch
 
     def _compact(self) -> None:
@@ -298,36 +292,27 @@ class Epochs:
         finally:
             self._compacting = False
 
-    def _make(
-        self,
-        items: Sequence[NewItem] = (),
-        table: pa.Table | None = None,
-        codes: NDArray[np.int32] | None = None,
-    ) -> Epoch:
-        """Publish an epoch with new items, their rows and codes; the caller holds `_build`."""
+    def _make(self, table: pa.Table, codes: NDArray[np.int32]) -> Epoch:
+        """Publish an epoch with the rows and codes of new items; the caller holds `_build`."""
         seen = self._epoch
         catalog, tokens = seen.catalog, seen.encoder.item_tokens
         added, record, known = catalog.added, catalog.record, catalog.codes
         base = len(added.base)
         rows = np.arange(len(catalog))
         # if no items are left, the old trie and its numbers are kept
-        if catalog.is_wasteful and (items or catalog.alive.any()):
+        if catalog.is_wasteful and (len(table) or catalog.alive.any()):
             # a removed item of the bundle has its first record again
             record = np.where(catalog.alive, record, rows).astype(np.int32)
             rows = np.flatnonzero(catalog.alive | (rows < base))
             added, record = added.kept(rows, record[rows])
             known, tokens = known[rows], tokens[rows]
-        if table is not None:
-            added.extend(table)
-            if self._describe is not None:
-                added.describe(self._describe(table))
-        positions = [added.append(item) for item in items]
-        dense, records = np.array(positions, np.int32).reshape(-1, 2).T
+        first = base + len(added.titles)  # record
+        content = self._describe(table) if self._describe is not None and len(table) else None
+        dense = added.extend(table, content)
         size = base + len(added.ids)
         record, known, tokens = (_longer(array, size) for array in (record, known, tokens))
-        record[dense] = records
-        if codes is not None:
-            known[dense], tokens[dense] = codes, self._vocabulary.encode(codes)
+        record[dense] = first + np.arange(len(dense))
+        known[dense], tokens[dense] = codes, self._vocabulary.encode(codes)
         alive = np.zeros(size, np.bool_)
         alive[: len(rows)] = catalog.alive[rows]
         alive[dense] = True
@@ -341,9 +326,7 @@ class Epochs:
             alive[: len(rows)] = now.catalog.alive[rows]
             alive[dense] = True
             left, unavailable = self._available(trie, attributes, alive)
-            filters = FilterCache(
-                trie, attributes, self._filter_bytes, left=left, after=now.filters
-            )
+            filters = FilterCache(trie, attributes, left=left, after=now.filters)
             later = None if added.content is None else added.content.take(record[base:] - base)
             catalog = EpochCatalog(added, record, known, alive, later)
             self._epoch = Epoch(now.number + 1, catalog, trie, encoder, filters, left, unavailable)
@@ -358,7 +341,7 @@ def _longer(array: NDArray[T], size: int) -> NDArray[T]:
 
 
 def _attributes(trie: ItemTrie, added: AddedItems, record: NDArray[np.int32]) -> EpochAttributes:
-    return EpochAttributes(added.base.items, trie.row_items, added=added.table(), record=record)
+    return EpochAttributes(added.base.items, trie.row_items, added=added.rows, record=record)
 
 
 def build_trie(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:

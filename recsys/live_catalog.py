@@ -7,7 +7,6 @@ item, its codes, whether it can be recommended) and never reads beyond their end
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,10 +26,9 @@ from recsys.retrieval.later import LaterItems
 
 FIXED = ("item_id", "title", "text")
 TOP = "_top"  # the end of the name of a column with the first values of lists
-RECORD_BYTES = 500  # of a record without its texts and attributes, about
 MOST_WASTE = 1 / 32  # share of a catalog's bytes that removed and replaced records may have
 LEAST_WASTE = 1 << 16  # bytes that are not worth the time to free them
-MOST_TABLES = 64  # of added records, before they are joined
+MOST_CHUNKS = 64  # of the table of added records, before they are joined
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,8 @@ class AddedItems:
         base: the bundle's catalog; its items and records come first.
         ids: outside ids of the added items.
         index: place of each in `ids`.
-        records: added records, as they were given.
-        sizes: bytes of each, about.
-        tables: rows of all records, in the schema of the bundle's items.
+        titles: of the added records.
+        rows: the added records, in the schema of the bundle's items.
         content: what retrieval knows of the added records; None if it knows nothing.
     """
 
@@ -82,9 +79,8 @@ class AddedItems:
         self.content: LaterItems | None = None
         self.ids: list[str] = []
         self.index: dict[str, int] = {}
-        self.records: list[NewItem] = []
-        self.sizes = array("q")
-        self.tables: list[pa.Table] = []
+        self.titles: list[str] = []
+        self.rows = base.items.slice(0, 0)
 
     @cached_property
     def derived(self) -> dict[str, str]:
@@ -112,35 +108,20 @@ class AddedItems:
             return len(self.base) + position
         return item
 
-    def append(self, item: NewItem) -> tuple[int, int]:
-        """Add a record; returns the dense number of its item, and the number of the record."""
-        dense = self.find(item.item_id)
-        if dense < 0:
-            dense = len(self.base) + len(self.ids)
-            self.ids.append(item.item_id)
-            self.index[item.item_id] = len(self.ids) - 1  # after `ids`, for concurrent readers
-        self.sizes.append(RECORD_BYTES + len(repr(item).encode("utf-8", "surrogatepass")))
-        self.records.append(item)
-        return dense, len(self.base) + len(self.records) - 1
-
-    def extend(self, table: pa.Table) -> None:
-        """Add the rows of records that are appended next."""
-        self.tables.append(table)
-        if len(self.tables) > MOST_TABLES:
-            self.tables = [self.table().combine_chunks()]
-
-    def table(self) -> pa.Table:
-        """The rows of all added records."""
-        return pa.concat_tables([self.base.items.slice(0, 0), *self.tables])
-
-    def bytes_of_records(self) -> NDArray[np.int64]:
-        """(records,) `sizes` now; of a copy, since an array that NumPy reads cannot grow."""
-        return np.frombuffer(self.sizes[:], np.int64)
-
-    def describe(self, content: LaterItems | None) -> None:
-        """Add what is known of the records that are appended next."""
+    def extend(self, rows: pa.Table, content: LaterItems | None = None) -> NDArray[np.int32]:
+        """Add records, and what retrieval knows of them; returns the dense number of each one."""
+        added_ids = rows["item_id"].to_pylist()
+        for item_id in added_ids:
+            if self.find(item_id) < 0:
+                self.ids.append(item_id)
+                self.index[item_id] = len(self.ids) - 1  # after `ids`, for concurrent readers
+        self.titles += rows["title"].to_pylist()
+        self.rows = pa.concat_tables([self.rows, rows])
+        if self.rows.column(0).num_chunks > MOST_CHUNKS:
+            self.rows = self.rows.combine_chunks()
         if content is not None:
             self.content = content if self.content is None else self.content.followed_by(content)
+        return np.array([self.find(item_id) for item_id in added_ids], np.int32)
 
     def kept(
         self, items: NDArray[np.int64], record: NDArray[np.int32]
@@ -155,9 +136,8 @@ class AddedItems:
         copy.ids = [self.ids[i - size] for i in items[size:].tolist()]
         copy.index = {item_id: i for i, item_id in enumerate(copy.ids)}
         new = np.flatnonzero(record >= size)
-        copy.records = [self.records[r - size] for r in record[new].tolist()]
-        copy.sizes = array("q", self.bytes_of_records()[record[new] - size].tobytes())
-        copy.extend(_taken(self.table(), record[new] - size))
+        copy.titles = [self.titles[r - size] for r in record[new].tolist()]
+        copy.rows = _taken(self.rows, record[new] - size)
         if self.content is not None:
             copy.content = self.content.take(record[new] - size)
         renumbered = record.copy()
@@ -189,11 +169,10 @@ class EpochCatalog:
     @property
     def is_wasteful(self) -> bool:
         """Whether removed and replaced records take more than a small share of the memory."""
-        sizes, base = self.added.bytes_of_records(), self.added.base
-        record = self.record[self.alive]
-        live = int(sizes[record[record >= len(base)] - len(base)].sum())
-        most = max(LEAST_WASTE, MOST_WASTE * (base.items.nbytes + live))
-        return bool(sizes.sum() - live > most)
+        base, rows = self.added.base, self.added.rows
+        live = np.count_nonzero(self.record[self.alive] >= len(base))
+        waste = rows.nbytes * (1 - live / max(1, len(rows)))
+        return waste > max(LEAST_WASTE, MOST_WASTE * (base.items.nbytes + rows.nbytes - waste))
 
     @cached_property
     def items(self) -> pa.Table:
@@ -201,8 +180,7 @@ class EpochCatalog:
         base = self.added.base
         if len(self.record) == len(base) and (self.record < len(base)).all():
             return base.items
-        tables = pa.concat_tables([base.items, self.added.table()])
-        return tables.take(pa.array(self.record))
+        return pa.concat_tables([base.items, self.added.rows]).take(pa.array(self.record))
 
     @cached_property
     def item_ids(self) -> list[str]:
@@ -223,11 +201,7 @@ class EpochCatalog:
     def title(self, item: int) -> str:
         """Title of one item."""
         base, record = self.added.base, int(self.record[item])
-        return (
-            base.titles[record]
-            if record < len(base)
-            else self.added.records[record - len(base)].title
-        )
+        return base.titles[record] if record < len(base) else self.added.titles[record - len(base)]
 
     def find(self, item_id: str) -> int:
         """Dense item of an outside id; -1 where it cannot be recommended."""
@@ -278,11 +252,10 @@ class EpochCatalog:
     def row(self, item: int) -> dict[str, Any]:
         """All columns of one item except its codes."""
         base, record = self.added.base, int(self.record[item])
-        if record < len(base):
-            return dict(base.items.slice(record, 1).to_pylist()[0])
-        new = self.added.records[record - len(base)]
-        values = {"item_id": new.item_id, "title": new.title, "text": new.text, **new.attributes}
-        return {name: values.get(name) for name in base.items.column_names}
+        rows, place = base.items, record
+        if record >= len(base):
+            rows, place = self.added.rows, record - len(base)
+        return dict(rows.slice(place, 1).to_pylist()[0])
 
     def attributes(self, item: int) -> dict[str, Any]:
         """Attribute columns of one item; without `available` where it was never set."""

@@ -7,6 +7,7 @@ that no item below the same prefix has. If none is free, the item shares a leaf.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -253,22 +254,17 @@ class Placement:
 
     def _in_trie(self, prefix: tuple[int, ...]) -> set[int]:
         trie, offsets = self._trie, self._vocabulary.level_offsets
-        state = 0
-        for code, offset in zip(prefix, offsets, strict=False):
-            symbol = int(np.searchsorted(trie.alphabet, code + offset))
-            if symbol == len(trie.alphabet) or trie.alphabet[symbol] != code + offset:
-                return set()
-            first, last = trie.first_child[state : state + 2].tolist()
-            position = first + int(np.searchsorted(trie.symbol[first:last], symbol))
-            if position == last or trie.symbol[position] != symbol:
-                return set()
-            state = position
-        first, last = trie.first_child[state : state + 2].tolist()
-        rows = np.arange(first, last) - trie.depth_start[-2]
-        owner, positions = trie.places_of(rows)
-        there = np.zeros(len(rows), np.bool_)
-        there[owner[self._catalog.alive[trie.row_items[positions]]]] = True
-        return set((trie.alphabet[trie.symbol[first:last][there]] - offsets[-1]).tolist())
+        low, high = 0, trie.num_rows
+        for column, code, offset in zip(trie.rows.T, prefix, offsets, strict=False):
+            token = code + offset
+            low, high = (
+                bisect_left(column, token, low, high),
+                bisect_right(column, token, low, high),
+            )
+        _, positions = trie.places_of(np.arange(low, high))
+        alive = self._catalog.alive[trie.row_items[positions]]
+        rows = trie.item_row[trie.row_items[positions[alive]]]
+        return set((trie.rows[rows, -1] - offsets[-1]).tolist())
 
 
 def _tuple(codes: Any) -> tuple[int, ...]:

@@ -220,7 +220,7 @@ def test_replaced_records_are_forgotten(monkeypatch):
         assert hot.catalog.title(0) == hot.catalog.title(12) == hot.catalog.title(13) == f"{price}"
         wanted = {"must": [{"key": "price", "any": [price]}]}
         assert hot.epoch.filters.mask(wanted).eligible >= 3
-        assert len(hot.epoch.catalog.added.records) <= 2 * 2 + 2 + 3
+        assert len(hot.epoch.catalog.added.titles) <= 2 * 2 + 2 + 3
     assert hot.catalog.item_ids == [*NAMES[:12], "n0", "n1"]
 
 
