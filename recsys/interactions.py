@@ -224,56 +224,6 @@ class Interactions:
         if (step < 0).any() or ((step == 0) & (np.diff(self.timestamp) < 0)).any():
             raise ValueError("Interactions must be sorted by user, then timestamp")
 
-    @classmethod
-    def of(
-        cls,
-        user: Sequence[str] | NDArray[np.str_],
-        item: Sequence[str] | NDArray[np.str_],
-        timestamp: ArrayLike | None = None,
-        rating: ArrayLike | None = None,
-        *,
-        item_ids: NDArray[np.str_] | None = None,
-    ) -> Interactions:
-        """Interactions from outside ids in source order.
-
-        Users and items are numbered by first appearance, or items by their place in `item_ids`.
-        Without timestamps the source order is kept.
-
-        Raises:
-            ValueError: an item that is not in `item_ids`.
-        """
-        users, items = np.asarray(user, np.str_), np.asarray(item, np.str_)
-        user_ids, user_index = _factorize(users)
-        if item_ids is None:
-            item_ids, item_index = _factorize(items)
-        else:
-            item_ids = np.asarray(item_ids, np.str_)
-            known = np.isin(items, item_ids)
-            if not known.all():
-                raise ValueError(
-                    f"item {str(items[~known][0])!r} is not among the {len(item_ids)} item_ids"
-                )
-            order = np.argsort(item_ids)
-            item_index = order[np.searchsorted(item_ids, items, sorter=order)]
-        n = len(users)
-        has_time = timestamp is not None
-        time = np.arange(n) if timestamp is None else np.asarray(timestamp, np.int64)
-        order = np.lexsort((np.arange(n), time, user_index))
-        user_index, time = user_index[order], time[order]
-        if not has_time:
-            starts = np.searchsorted(user_index, user_index, side="left")
-            time = np.arange(n) - starts
-        ratings = np.full(n, np.nan) if rating is None else np.asarray(rating)
-        return cls(
-            user_index.astype(np.int32),
-            item_index[order].astype(np.int32),
-            time.astype(np.int64),
-            ratings[order].astype(np.float32),
-            user_ids,
-            item_ids,
-            has_time,
-        )
-
     def __len__(self) -> int:
         return len(self.user)
 
@@ -294,12 +244,3 @@ class Interactions:
             behaviour=None if self.behaviour is None else self.behaviour[keep],
             nanosecond=None if self.nanosecond is None else self.nanosecond[keep],
         )
-
-
-def _factorize(values: NDArray[np.str_]) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
-    """Distinct values by first appearance, and the index of each row's value among them."""
-    distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return distinct[order], rank[inverse]

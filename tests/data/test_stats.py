@@ -6,15 +6,15 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from oracles import interactions_of
 
 from recsys.data.raw import items_table
 from recsys.data.stats import statistics
-from recsys.interactions import Interactions
 from recsys.splits import TEST, TRAIN, VALID
 
 
 def test_numbers_by_hand() -> None:
-    interactions = Interactions.of(
+    interactions = interactions_of(
         ["u"] * 4 + ["v"] * 2,
         ["a", "b", "a", "c", "b", "d"],
         item_ids=np.array(["a", "b", "c", "d", "e"]),

@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import interactions_of
 
 from recsys.artifacts import write_artifact
 from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked
 from recsys.errors import DataError
-from recsys.interactions import Behaviour, Interactions
+from recsys.interactions import Behaviour
 from recsys.splits import TEST, TRAIN, VALID
 
 ITEMS = pa.table(
@@ -34,7 +35,7 @@ ROWS = [
 
 
 def dataset(rows: list[tuple[str, str, int]] = ROWS, **changes: Any) -> Dataset:
-    interactions = Interactions.of(
+    interactions = interactions_of(
         [u for u, _, _ in rows],
         [i for _, i, _ in rows],
         item_ids=np.array(ITEMS["item_id"].to_pylist()),
@@ -93,7 +94,7 @@ def save(data: Dataset, path: Path) -> Path:
 
 @pytest.mark.parametrize("baskets", [True, False])
 def test_what_is_saved_is_loaded(tmp_path: Path, baskets: bool) -> None:
-    interactions = Interactions.of(["u", "u"], ["a", "b"], [2**40, 5], [4.5, np.nan],
+    interactions = interactions_of(["u", "u"], ["a", "b"], [2**40, 5], [4.5, np.nan],
                                    item_ids=np.array(["a", "b", "c"]))  # fmt: skip
     timed = Dataset(interactions, np.zeros(2, np.uint8), ITEMS, baskets=baskets)
     for number, before in enumerate((dataset(), timed, typed())):
@@ -205,7 +206,7 @@ def disliked(*rows: tuple[str, str, int, bool]) -> Disliked:
 
 
 def test_items_disliked_before_the_target_are_hidden(tmp_path: Path) -> None:
-    events = Interactions.of(
+    events = interactions_of(
         list("uuuvvv"), list("abcabc"), [0, 10, 30, 0, 10, 30], item_ids=np.array(list("abcdef"))
     )
     items = pa.table({name: list("abcdef") for name in ("item_id", "title", "text")})

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from oracles import interactions_of
 
 from recsys.artifacts import Workspace, read_manifest, verify, write_artifact
 from recsys.catalog import Catalog
@@ -24,7 +25,7 @@ from recsys.evaluation.baselines import Popularity, fit_baselines, of_available
 from recsys.evaluation.compare import compare
 from recsys.evaluation.gate import count_compared, evaluate_alike, with_enough_users
 from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
-from recsys.interactions import Histories, Interactions
+from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.retrieval import ItemItem, Reranker, digest
 from recsys.splits import label_ends
@@ -53,7 +54,7 @@ class Fixed:
 
 def dataset_of(sequences, split=None, items=ITEMS):
     """A data set of users' item ids; leave-one-out unless labels are given."""
-    events = Interactions.of(
+    events = interactions_of(
         [user for user, taken in sequences.items() for _ in taken],
         [item for taken in sequences.values() for item in taken],
         item_ids=np.asarray([f"i{i}" for i in range(items)]),

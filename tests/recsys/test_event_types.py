@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from oracles import interactions_of
 from toy_bundle import counted_codes, items_table, write_bundle
 
 from recsys.dataset import Dataset
 from recsys.evaluation.baselines import fit_baselines
-from recsys.interactions import Behaviour, Histories, Interactions, count_as_seen
+from recsys.interactions import Behaviour, Histories, count_as_seen
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, PairRules, Reranker, Retrieval, decayed_counts
 from recsys.retrieval.event_types import EventTypes
@@ -104,7 +105,7 @@ def test_every_baseline_leaves_out_what_counts_as_seen_only():
         ("v", "b", 1),
     ]
     user, item, behaviour = zip(*rows, strict=True)
-    events = Interactions.of(user, item)
+    events = interactions_of(user, item)
     events = replace(events, behaviour=np.array(behaviour, np.uint8))
     table = pa.table({"item_id": list("abcd"), "title": list("abcd"), "text": [""] * 4})
     dataset = Dataset(events, label_ends(events.user), table, behaviours=TYPES)

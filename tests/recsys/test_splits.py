@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import interactions_of
 
 from recsys.interactions import Interactions
 from recsys.splits import (
@@ -25,11 +26,11 @@ times = st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 20)), min_size
 
 def users_with(lengths: list[int]) -> Interactions:
     users = [f"u{u}" for u, n in enumerate(lengths) for _ in range(n)]
-    return Interactions.of(users, ["a"] * len(users))
+    return interactions_of(users, ["a"] * len(users))
 
 
 def at(moments: list[int]) -> Interactions:
-    return Interactions.of(
+    return interactions_of(
         [f"u{i % 3}" for i in range(len(moments))], ["a"] * len(moments), moments
     )
 
@@ -74,7 +75,7 @@ def test_dates_are_the_first_moments_of_their_parts() -> None:
 def test_the_past_never_tests_and_moments_are_not_torn_apart(
     rows: list[tuple[str, int]], ratio: tuple[float, float]
 ) -> None:
-    interactions = Interactions.of([u for u, _ in rows], ["a"] * len(rows), [t for _, t in rows])
+    interactions = interactions_of([u for u, _ in rows], ["a"] * len(rows), [t for _, t in rows])
     labels = label_times(interactions.timestamp, dates_of_shares(interactions.timestamp, ratio))
     order = np.lexsort((labels, interactions.timestamp))
     assert (np.diff(labels[order].astype(int)) >= 0).all()

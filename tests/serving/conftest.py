@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import uvicorn
-from oracles import PATIENCE_S
+from oracles import PATIENCE_S, interactions_of
 from scipy import sparse
 from servers import Server
 
@@ -35,7 +35,6 @@ from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.decoding.output import Trace, TraceNode
 from recsys.errors import NonFiniteError
-from recsys.interactions import Interactions
 from recsys.live import Epochs
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
@@ -306,7 +305,7 @@ def random_bundle():
 
 def save_dataset(path, events, nanosecond=None):
     users, items, times = zip(*events, strict=True)
-    interactions = Interactions.of(list(users), list(items), list(times))
+    interactions = interactions_of(list(users), list(items), list(times))
     interactions = replace(interactions, nanosecond=nanosecond)
     table = pa.table(
         {c: pa.array(interactions.item_ids.tolist()) for c in ("item_id", "title", "text")}

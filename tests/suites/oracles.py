@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 import transformers
 from huggingface import Ranking, same_ranking
 from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from recsys.interactions import Interactions
 
 if TYPE_CHECKING:
     from recsys.constraint import ItemTrie
@@ -32,6 +35,40 @@ def has_ended(pid: int) -> bool:
         return True
     with os.fdopen(handle):
         return bool(select.select([handle], [], [], PATIENCE_S)[0])
+
+
+def interactions_of(
+    user: Sequence[str],
+    item: Sequence[str],
+    timestamp: Sequence[int] | None = None,
+    rating: Sequence[float] | None = None,
+    *,
+    item_ids: NDArray[np.str_] | None = None,
+) -> Interactions:
+    """Interactions from outside ids in source order, which is the order without timestamps.
+
+    Users and items are numbered as they appear, or items by their place in `item_ids`.
+    """
+    users, user_ids = pd.factorize(np.asarray(user, np.object_))
+    items, found = pd.factorize(np.asarray(item, np.object_))
+    if item_ids is not None:
+        items, found = pd.Index(item_ids).get_indexer(item), item_ids
+    order = np.arange(len(users))
+    times = order if timestamp is None else np.asarray(timestamp, np.int64)
+    order = np.lexsort((order, times, users))
+    users, times = users[order], times[order]
+    if timestamp is None:
+        times = np.arange(len(users)) - np.searchsorted(users, users)
+    ratings = np.full(len(users), np.nan) if rating is None else np.asarray(rating)
+    return Interactions(
+        users.astype(np.int32),
+        items[order].astype(np.int32),
+        times,
+        ratings[order].astype(np.float32),
+        np.asarray(user_ids, np.str_),
+        np.asarray(found, np.str_),
+        timestamp is not None,
+    )
 
 
 def tiny_model(

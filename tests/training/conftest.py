@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from oracles import byte_level_tokenizer
+from oracles import byte_level_tokenizer, interactions_of
 from safetensors.numpy import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recsys.artifacts import Workspace, write_artifact
 from recsys.config import Settings
 from recsys.dataset import Dataset
-from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import digest
 from recsys.splits import label_ends
@@ -56,7 +55,7 @@ def chain_dataset(users=USERS, length=9, seed=0, step=1):
             item = (item + step) % ITEMS if rng.random() < 0.9 else int(rng.integers(ITEMS))
     ids = np.array([f"i{k}" for k in range(ITEMS)])
     who, what = zip(*events, strict=True)
-    interactions = Interactions.of(list(who), list(what), item_ids=ids)
+    interactions = interactions_of(list(who), list(what), item_ids=ids)
     titles = [f"Thing {k}" for k in range(ITEMS)]
     words = ["red", "blue", "wool", "steel", "garden"]
     texts = [f"{words[k % 5]} {words[k // 5 % 5]} thing" for k in range(ITEMS)]

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from oracles import interactions_of
 from typer.testing import CliRunner
 
 from recsys.artifacts import read_manifest, verify, write_artifact
 from recsys.cli import app, main
 from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked, Events, write_events
 from recsys.errors import ArtifactError, DataError, LockedError
-from recsys.interactions import Behaviour, Histories, Interactions
+from recsys.interactions import Behaviour, Histories
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.serving.batch import scoring
@@ -216,7 +217,7 @@ def test_another_run_finishes_a_killed_one_with_the_same_bytes(bundles, tmp_path
 def dataset(tmp_path):
     owners = [f"u{n % 5}" for n in range(23)]
     items = [f"i{n % 7}" for n in range(23)]
-    events = Interactions.of(owners, items, list(range(23)))
+    events = interactions_of(owners, items, list(range(23)))
     names = pa.array(events.item_ids.tolist())
     table = pa.table({"item_id": names, "title": names, "text": names})
     with write_artifact(tmp_path / "data", "dataset") as folder:
@@ -236,7 +237,7 @@ def test_users_of_a_data_set_have_all_their_events(dataset):
 @pytest.mark.parametrize("parts", [1, 2])
 async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
     names = ["view", "purchase", "skip"]  # the last one is no part of a history
-    events = Interactions.of(list("aabbbc"), list("xyxyzx"), list(range(6)))
+    events = interactions_of(list("aabbbc"), list("xyxyzx"), list(range(6)))
     events = replace(events, behaviour=np.array([0, 2, 1, 2, 0, 2], np.uint8))
     ids = events.item_ids
     table = pa.table({"item_id": ids, "title": ids, "text": ids})
