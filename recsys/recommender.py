@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,6 @@ class Recommender:
         draft: Any | None = None,
         mode: str = Mode.BEAM,
         prefix_bytes: int = 0,
-        filter_bytes: int = 1 << 28,
         max_batch: int = 8,
         capture: str = Captured.PASSES,
         retrieval: Retrieval | None = None,
@@ -108,13 +106,11 @@ class Recommender:
         self.max_batch = max_batch
         self.retrieval = bundle.retrieval if retrieval is None else retrieval
         # The epochs hold no reference to the recommender, so that it is freed when it is dropped.
-        prepare = partial(_prepared, str(model.device))
         self._epochs = Epochs(
             bundle,
-            filter_bytes,
             coder=bundle.coder,
             describe=None if self.retrieval is None else self.retrieval.describe,
-            prepare=prepare,
+            prepare=partial(_prepared, str(model.device)),
         )
         self.engine = Engine(
             model,
@@ -133,7 +129,6 @@ class Recommender:
         dtype: str = "float32",
         mode: str = Mode.AUTO,
         prefix_bytes: int = 0,
-        filter_bytes: int = 1 << 28,
         max_batch: int = 8,
         capture: str = Captured.PASSES,
         check: bool = True,
@@ -151,7 +146,6 @@ class Recommender:
                 `beam` on a CPU, where equal requests then get equal bits.
             prefix_bytes: memory for the keys and values of earlier histories, so that a returning
                 user's prompt is computed in part; 0 keeps none. It changes no bit of any answer.
-            filter_bytes: memory for the masks of recent filters.
             max_batch: largest batch that the planner measures, and that is captured.
             capture: what `recsys.warm_up` captures on a GPU: `passes` in mode `planned`, or whole
                 `decodes`, too, in each mode but `exhaustive`.
@@ -178,7 +172,6 @@ class Recommender:
                 max_batch=max_batch,
                 capture=Captured.PASSES if models.on_cpu else capture,
                 prefix_bytes=prefix_bytes,
-                filter_bytes=filter_bytes,
             )
 
         return read_whole(Path(path), partial(or_on_cpu, device, f"answers of {path}", read))
@@ -252,33 +245,31 @@ class Recommender:
             own = [requests[i] for i in positions]
             batch = Batch.of(epoch, own, self.types, self.exclude_seen)
             if kind.capped:
-                lists = fill_lists(batch, kind.beams, partial(self._search_wider, kind))
+                lists = fill_lists(batch, kind.beams, partial(self.search, kind))
             else:
-                lists = self.search(batch, kind, max(batch.k))
+                lists = self.search(kind, batch, max(batch.k))
             sizes = self.bundle.vocabulary.level_sizes
             results |= zip(positions, describe(batch, lists, sizes, self.retrieval), strict=True)
         return [results[i] for i in range(len(requests))]
 
-    def search(self, batch: Batch, kind: Kind, k: int) -> Lists:
-        """The k best items of each request, by one search."""
+    def search(self, kind: Kind, batch: Batch, k: int) -> Lists:
+        """The k best items of each request, by one search with a beam for each of them at least."""
+        beams = max(kind.beams, k)
         proposals: Proposals | None = None
         nodes: int | None = None
         reranker = self.reranker if kind.blend else None
         if reranker is not None and self.retrieval is not None:
-            proposals = batch.proposals(self.retrieval, max(reranker.candidates, kind.beams))
-            nodes = reranker.nodes * kind.beams // MIN_BEAMS
+            proposals = batch.proposals(self.retrieval, max(reranker.candidates, beams))
+            nodes = reranker.nodes * beams // MIN_BEAMS
             proposals = proposals.best(reranker, nodes, batch.gains(proposals.items))
         decoded = self.engine.decode(
             batch.search_request(proposals, nodes),
-            kind.beams,
+            beams,
             mode=self._mode(kind.mode),
             until_global=kind.guarantee == "global",
             traced=kind.trace,
         )
         return rank(batch, decoded.beams, k, proposals, reranker)
-
-    def _search_wider(self, kind: Kind, batch: Batch, width: int) -> Lists:
-        return self.search(batch, replace(kind, beams=width), width)
 
     def eligible(self, request: RecommendRequest) -> int | None:
         """How many items the request's filter allows; None without a filter.
@@ -382,9 +373,8 @@ class Recommender:
         retrieval, epoch = self._need_retrieval(), self.epoch
         batch = Batch.of(epoch, [request.changed(boosts=())], self.types, self.exclude_seen)
         search = partial(most_likely, retrieval)
-        lists = (
-            fill_lists(batch, request.k, search) if request.max_per else search(batch, request.k)
-        )
+        search = partial(fill_lists, search=search) if request.max_per else search
+        lists = search(batch, request.k)
         (result,) = describe(batch, lists, self.bundle.vocabulary.level_sizes)
         return result
 

@@ -5,7 +5,6 @@ Hits are item-level: another item with the same semantic ID is not a hit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,37 +141,23 @@ def novelty_at_k(ranked: NDArray[np.int32], k: int, popularity: NDArray[np.int64
     return float(-np.log2(share[shown[shown >= 0]]).mean()) if (shown >= 0).any() else 0.0
 
 
-def diversities(
-    ranked: NDArray[np.int32], ks: Sequence[int], vectors: NDArray[np.floating]
-) -> list[float]:
-    """1 - mean cosine of the pairs of a list's first k items, for each of the ascending `ks`.
+def diversity_at_k(ranked: NDArray[np.int32], k: int, vectors: NDArray[np.floating]) -> float:
+    """1 - mean cosine of the pairs of a list's first k items, the mean over lists with two or more.
 
-    It is the mean over lists with at least two items. Lists are padded with -1; (items, D) vectors
-    have length 1, or 0.
+    Lists are padded with -1; (items, D) vectors have length 1, or 0.
     """
-    total, lists = np.zeros(len(ks)), np.zeros(len(ks), np.int64)
-    n, begin = len(ranked), 0
-    square = np.einsum("nd,nd->n", vectors, vectors)
-    whole, squares = np.zeros((n, vectors.shape[1])), np.zeros(n)
-    length = np.zeros(n, np.int64)
-    for number, k in enumerate(ks):
-        here = ranked[:, begin:k]
-        shown = here >= 0
-        added = shown.sum(axis=1)
-        ends = np.append(0, np.cumsum(added))
-        pick = sparse.csr_array(
-            (np.ones(ends[-1], vectors.dtype), here[shown], ends), shape=(n, len(vectors))
-        )
-        whole += pick @ vectors
-        squares += pick @ square
-        length += added
-        begin = k
-        together = np.einsum("nd,nd->n", whole, whole) - squares  # each pair twice
-        several = length > 1
-        pairs = length * (length - 1)
-        total[number] = (1 - together[several] / pairs[several]).sum()
-        lists[number] = several.sum()
-    return [float(t / many) if many else 0.0 for t, many in zip(total, lists, strict=True)]
+    shown = ranked[:, :k] >= 0
+    length = shown.sum(axis=1)
+    ends = np.append(0, np.cumsum(length))
+    items = ranked[:, :k][shown]
+    shape = (len(ranked), len(vectors))
+    pick = sparse.csr_array((np.ones(len(items), vectors.dtype), items, ends), shape=shape)
+    whole = pick @ vectors
+    own = pick @ np.einsum("nd,nd->n", vectors, vectors)
+    together = np.einsum("nd,nd->n", whole, whole) - own  # each pair twice
+    several = length > 1
+    apart = 1 - together[several] / (length * (length - 1))[several]
+    return float(apart.mean()) if len(apart) else 0.0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from recsys.errors import DataError
 from recsys.evaluation.metrics import (
     Hits,
     coverage_at_k,
-    diversities,
+    diversity_at_k,
     gini_at_k,
     interval,
     mrr_at_k,
@@ -379,19 +379,18 @@ def _coverage(
     num_items, rows = len(popularity), []
     for name, modes in rankings.items():
         for mode, ranking in modes.items():
-            alike: list[float | None] = [None] * len(config.ks)
-            if vectors is not None:
-                alike = [round(d, 6) for d in diversities(ranking.items, config.ks, vectors)]
-            for k, diversity in zip(config.ks, alike, strict=True):
+            for k in config.ks:
                 shares = {
                     "coverage": coverage_at_k(ranking.items, k, num_items),
                     "gini": gini_at_k(ranking.items, k, num_items),
                     "novelty": novelty_at_k(ranking.items, k, popularity),
                     "short_share": short_share_at_k(ranking.items, k),
                 }
+                if vectors is not None:
+                    shares["diversity"] = diversity_at_k(ranking.items, k, vectors)
                 rounded = {key: round(value, 6) for key, value in shares.items()}
-                about = {"ranker": name, "seen": mode, "k": k}
-                rows.append({**about, **rounded, "diversity": diversity})
+                about = {"ranker": name, "seen": mode, "k": k, "diversity": None}
+                rows.append({**about, **rounded})
     return rows
 
 

@@ -67,7 +67,7 @@ def rank_histories(
         masks = [epoch.mask] * len(group)
         for variant, with_seen in enumerate(exclude_seen):
             batch = Batch(epoch, group, group.left_out(with_seen), masks)
-            lists = recommender.search(batch, kind, k)
+            lists = recommender.search(kind, batch, k)
             items[variant, 0, rows], scores[variant, 0, rows] = lists.items, lists.scores
             assert lists.beams is not None  # noqa: S101 - it is a search's
             own = best_items(batch, lists.beams, k)

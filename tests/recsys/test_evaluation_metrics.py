@@ -12,7 +12,7 @@ from recsys.evaluation.metrics import (
     Hits,
     bootstrap,
     coverage_at_k,
-    diversities,
+    diversity_at_k,
     gini_at_k,
     mrr_at_k,
     ndcg_at_k,
@@ -143,4 +143,5 @@ def test_novelty_is_the_mean_surprise_of_what_is_shown():
 def test_diversity_is_one_less_the_cosine_of_pairs():
     vectors = np.array([[1, 0], [0, 1], [1, 0], [0, 0]], np.float32)
     ranked = np.array([[0, 1, 2], [0, 2, -1], [1, -1, -1]])
-    assert diversities(ranked, (1, 3), vectors) == [0, pytest.approx(((1 - 1 / 3) + 0) / 2)]
+    assert diversity_at_k(ranked, 1, vectors) == 0
+    assert diversity_at_k(ranked, 3, vectors) == pytest.approx(((1 - 1 / 3) + 0) / 2)
