@@ -352,10 +352,7 @@ def choose(
             fitted.
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
-    servable = {
-        source: Reranker.of_source(source, shape.candidates, shape.nodes)
-        for source in candidates.sources
-    }
+    servable = {source: replace(shape, weights={source: 1.0}) for source in candidates.sources}
     ranks = {
         name: ranks_by(candidates, reranker.score(candidates.values, candidates.there))
         for name, reranker in servable.items()

@@ -204,16 +204,6 @@ class Reranker:
         weights = {name: w for name, w in self.weights.items() if source_of(name) != MODEL}
         return replace(self, weights=weights)
 
-    @classmethod
-    def of_source(cls, source: str, candidates: int, nodes: int) -> Reranker:
-        """Rank by the value of one source alone.
-
-        Example:
-            >>> Reranker.of_source("popularity", 40, 32).weights
-            {'popularity': 1.0}
-        """
-        return cls({source: 1.0}, candidates, nodes)
-
     def score(
         self, values: Mapping[str, NDArray[np.floating[Any]]], there: NDArray[np.bool_]
     ) -> NDArray[np.float64]:

@@ -83,7 +83,7 @@ def test_ranks_count_the_candidates_before_the_next_item():
     values = with_ranks({source: np.zeros(items.shape) for source in SOURCES})
     values["popularity"] = np.array([[1.0, 3, 2, 99], [5, 5, 7, 5], [1, 1, 1, 1]])
     found = Candidates(items, values, np.array([9, 5, 8], np.int32))
-    by_popularity = Reranker.of_source("popularity", 8, 4)
+    by_popularity = Reranker({"popularity": 1.0}, 8, 4)
     assert ranks_by(found, by_popularity.score(values, items >= 0)).tolist() == [1, 3, MISSED]
 
 
