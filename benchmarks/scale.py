@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import serve
 from load_client import OK, Client
@@ -120,16 +121,19 @@ def walk(home: Path, minutes: float) -> Row:
         [*command, "--minutes", str(minutes)], env={**os.environ, "RECSYS_HOME": str(home)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    row, begun = Row(), time.monotonic()
+    row, begun, used = Row(), time.monotonic(), 0.0
     with process.stdout or sys.stdin as output, (home / "run.log").open("w", 1, "utf-8") as log:
         for line in output:
             log.write(f"{time.monotonic() - begun:7.1f} {line}")
             if stage := STAGE.match(line):
+                times = psutil.Process(process.pid).cpu_times()
                 row[f"{stage[1]} s"] = float(stage[2])
+                row[f"{stage[1]} CPU s"] = times.user + times.system - used
                 row[f"{stage[1]} peak MiB"] = _peak(process.pid)
+                used = times.user + times.system
     if process.wait():
         raise RecsysError(f"the run failed; see {home / 'run.log'}")
-    row["whole road s"] = time.monotonic() - begun
+    row |= {"whole road s": time.monotonic() - begun, "whole road CPU s": used}
     row["whole road peak MiB"] = max(row[name] for name in row if name.endswith("MiB"))
     for name in ("sasrec", "target"):
         *_, last = (home / "runs" / "shop" / name / "log.jsonl").open(encoding="utf-8")
@@ -154,7 +158,7 @@ async def load(bundle: Path, seconds: float) -> Row:
         row["start of the service s"] = time.monotonic() - begun
         loads = await serve.measure(server, serve.Options(bundle, None, (), (1, 32), seconds))
         for run in loads["closed"]:
-            for figure in ("p50_ms", "p99_ms", "rate"):
+            for figure in ("p50_ms", "p99_ms", "rate", "server_cpu_ms"):
                 row[f"{run['clients']} clients {serve.COLUMNS[figure]}"] = run[figure]
         row["service MiB"] = float(loads["closed"][-1]["server_mb"])
         news = [{"item_id": f"new {i}", "title": f"oak thing {i % 90}"} for i in range(NEW_ITEMS)]
