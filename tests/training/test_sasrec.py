@@ -3,6 +3,7 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,10 +22,12 @@ from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
 from recsys.retrieval import Retrieval, SasRec, digest
 from recsys.training import bundle, draft, ids, retrieval, sasrec, target
-from recsys.training.loop import clip_gradients, make_optimizer
+from recsys.training.batches import TrainingBatches
+from recsys.training.loop import clip_gradients, fit, make_optimizer
 from recsys.training.sasrec import SampledSoftmax, SasRecModel
 from recsys.training.settings import SasRecConfig
 from recsys.training.soft_labels import SoftLabels
+from recsys.training.state import Checkpoints
 
 ITEMS = 19
 SMALL = {
@@ -361,6 +364,36 @@ def test_steps_on_a_large_catalogue_change_the_rows_of_their_batches_alone(monke
         expected = before.clone()
         expected[used] -= rate * mean[used] / (square[used].sqrt() + 1e-8)
         torch.testing.assert_close(taught.items.weight.detach(), expected)
+
+
+def test_a_run_on_a_large_catalogue_that_was_stopped_ends_with_the_same_bits(monkeypatch, tmp_path):
+    monkeypatch.setattr("recsys.training.sasrec.LARGE", ITEMS)
+    config = SasRecConfig(
+        epochs=3, evaluate_every=0, checkpoint_minutes=0, batch_tokens=30, negatives=5, hidden=16,
+        precision="float32",
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    histories = Histories.of([rng.integers(0, ITEMS, 6) for _ in range(20)])
+    batches = TrainingBatches.of(
+        histories, config.window, np.arange(ITEMS)[:, None], prefix=(), pad=0, max_tokens=30
+    )
+
+    def stopping(epoch, start=0):
+        for number, batch in enumerate(batches.epoch(epoch, start)):
+            if (epoch, number) == (1, 2):
+                raise KeyboardInterrupt
+            yield batch
+
+    def train(folder, epoch):
+        module = SampledSoftmax(model(), config, torch.float32).train()
+        data = SimpleNamespace(count=batches.count, epoch=epoch)
+        fit(module, data, config, Checkpoints(folder, {}), name="sasrec")
+        return module.model.items.weight.detach()
+
+    straight = train(tmp_path / "straight", batches.epoch)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "stopped", stopping)
+    assert torch.equal(train(tmp_path / "stopped", batches.epoch), straight)
 
 
 def test_a_large_catalogue_has_different_negatives_all_equally_likely(monkeypatch):
