@@ -107,7 +107,8 @@ def make_shop(items: int, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.table({"customer": customer, "sku": name[chosen], "time": times})
     csv.write_csv(table, folder / "events.csv")
-    titles = [f"thing {number}" for number in group]
+    kinds = rng.integers(0, 50, (items, 2))
+    titles = [f"style{a} make{b} thing{g}" for (a, b), g in zip(kinds, group, strict=True)]
     products = pa.table({"sku": name, "title": titles, "category": group.astype(str)})
     csv.write_csv(products, folder / "products.csv")
     return total
