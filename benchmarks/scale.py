@@ -109,7 +109,7 @@ def make_shop(items: int, folder: Path) -> int:
     csv.write_csv(table, folder / "events.csv")
     kinds = rng.integers(0, 50, (items, 2))
     titles = [f"style{a} make{b} thing{g}" for (a, b), g in zip(kinds, group, strict=True)]
-    products = pa.table({"sku": name, "title": titles, "category": group.astype(str)})
+    products = pa.table({"sku": name, "title": titles, "category": [f"group {g}" for g in group]})
     csv.write_csv(products, folder / "products.csv")
     return total
 
