@@ -352,7 +352,7 @@ class Recommender:
         Raises:
             RequestError: no such item, or a bundle without retrieval.
         """
-        retrieval, epoch = self._need_retrieval(), self.epoch
+        retrieval, epoch = _retrieval_of(self), self.epoch
         item = epoch.catalog.find(arguments.spelled(item_id))
         if item < 0:
             raise RequestError(f"item {item_id!r} is not in the catalog")
@@ -370,21 +370,13 @@ class Recommender:
             FilterError: the filter or a cap does not fit the items' attributes.
             RequestError: a bundle without retrieval.
         """
-        retrieval, epoch = self._need_retrieval(), self.epoch
+        retrieval, epoch = _retrieval_of(self), self.epoch
         batch = Batch.of(epoch, [request.changed(boosts=())], self.types, self.exclude_seen)
         search = partial(most_likely, retrieval)
         search = partial(fill_lists, search=search) if request.max_per else search
         lists = search(batch, request.k)
         (result,) = describe(batch, lists, self.bundle.vocabulary.level_sizes)
         return result
-
-    def _need_retrieval(self) -> Retrieval:
-        if self.retrieval is None:
-            raise RequestError(
-                f"bundle {self.bundle.path.name!r} has no part 'retrieval'; run the stage of that "
-                "name and make the bundle again"
-            )
-        return self.retrieval
 
     def blends(self, request: RecommendRequest) -> bool:
         """Whether the answer to a request is blended."""
@@ -428,6 +420,15 @@ class Recommender:
     def reranker(self) -> Reranker | None:
         """What ranks blended lists."""
         return None if self.retrieval is None else self.retrieval.reranker
+
+
+def _retrieval_of(recommender: Recommender) -> Retrieval:
+    if recommender.retrieval is None:
+        raise RequestError(
+            f"bundle {recommender.bundle.path.name!r} has no part 'retrieval'; run the stage of "
+            "that name and make the bundle again"
+        )
+    return recommender.retrieval
 
 
 def _log_probs(
