@@ -139,8 +139,9 @@ class Batch:
         self, proposals: Proposals | None = None, nodes: int | None = None
     ) -> SearchRequest:
         """The request for a search, which scores proposals in at most `nodes` nodes of a pass."""
-        trie = self.epoch.trie
-        candidates = None if proposals is None else candidate_rows(trie, proposals.items)
+        candidates = None
+        if proposals is not None:
+            candidates = [self.epoch.trie.item_row[line[line >= 0]] for line in proposals.items]
         return SearchRequest(
             self.epoch.encoder.encode_all(self.histories),
             exclude=[
@@ -391,11 +392,6 @@ def best_items(
     items[:, :width] = np.where(rows >= 0, trie.row_items[rows], -1)[:, :width]
     own[:, :width] = scores[:, :width]
     return items, own
-
-
-def candidate_rows(trie: ItemTrie, items: NDArray[np.int32]) -> list[NDArray[np.int32]]:
-    """Trie rows of each request's items, in their order."""
-    return [trie.item_row[line[line >= 0]] for line in items]
 
 
 def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
