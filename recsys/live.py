@@ -310,7 +310,8 @@ class Epochs:
         content = self._describe(table) if self._describe is not None and len(table) else None
         dense = added.extend(table, content)
         size = base + len(added.ids)
-        record, known, tokens = (_longer(array, size) for array in (record, known, tokens))
+        record, known = _longer(record, size), _longer(known, size)
+        tokens = _longer(tokens, size)
         record[dense] = first + np.arange(len(dense))
         known[dense], tokens[dense] = codes, self._vocabulary.encode(codes)
         alive = np.zeros(size, np.bool_)

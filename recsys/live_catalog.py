@@ -172,7 +172,9 @@ class EpochCatalog:
         base, rows = self.added.base, self.added.rows
         live = np.count_nonzero(self.record[self.alive] >= len(base))
         waste = rows.nbytes * (1 - live / max(1, len(rows)))
-        return waste > max(LEAST_WASTE, MOST_WASTE * (base.items.nbytes + rows.nbytes - waste))
+        return bool(
+            waste > max(LEAST_WASTE, MOST_WASTE * (base.items.nbytes + rows.nbytes - waste))
+        )
 
     @cached_property
     def items(self) -> pa.Table:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -121,7 +122,7 @@ class Bar:
 
     def advance(self, amount: float = 1, **columns: float | str) -> None:
         """Move on by `amount`; `columns` are shown behind the bar (`loss=1.23`)."""
-        shown = {"columns": _format(columns)} if columns else {}
+        shown: dict[str, Any] = {"columns": _format(columns)} if columns else {}
         self.progress.update(self._task, advance=amount, **shown)
         if _shown.is_stale() and not console.is_terminal:
             self.show()

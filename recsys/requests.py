@@ -149,7 +149,7 @@ class RecommendRequest(RequestOptions):
         ids = {"history": history, "exclude_items": exclude_items, "pin": options.get("pin", ())}
         options |= {name: arguments.strings(name, values) for name, values in ids.items()}
         try:
-            super().__init__(**options, k=k, exclude_seen=exclude_seen)
+            super().__init__(**options | {"k": k, "exclude_seen": exclude_seen})
         except ValidationError as error:
             raise ValueError(explain(error, RecommendRequest, "request")) from None
         arguments.whole_number("k", k)

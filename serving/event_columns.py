@@ -73,7 +73,8 @@ class EventColumns:
 
     def by_type(self, value: Callable[[str], float]) -> NDArray[np.float64]:
         """(events,) what a function says of the type of each."""
-        return np.array([value(name) for name in self.types], float)[self.rows["type"]]
+        values = np.array([value(name) for name in self.types], float)
+        return np.asarray(values[self.rows["type"]])
 
     def has_sign(self, sign: Sign) -> NDArray[np.bool_]:
         """(events,) whether each has this sign."""

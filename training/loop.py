@@ -313,7 +313,8 @@ def clip_gradients(module: nn.Module) -> None:
 
 def make_optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimizer:
     """AdamW with weight decay on matrices only; of sparse embeddings, the rows with gradients."""
-    tables = {m.weight for m in module.modules() if isinstance(m, nn.Embedding) and m.sparse}
+    sparse = (m for m in module.modules() if isinstance(m, nn.Embedding) and m.sparse)
+    tables = {p for m in sparse for p in m.parameters()}
     trained = [p for p in module.parameters() if p.requires_grad and p not in tables]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -347,7 +348,7 @@ class AdamOfRows(torch.optim.AdamW):
         """Change all parameters with gradients."""
         result = super().step(closure)
         self._rows.param_groups[0]["lr"] = self.param_groups[0]["lr"]
-        self._rows.step()
+        self._rows.step()  # type: ignore[no-untyped-call]
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:

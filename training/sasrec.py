@@ -308,7 +308,9 @@ class SasRecModel(nn.Module):
         """A copy of the weights, with features added to the item vectors."""
         everything = torch.arange(len(self.items.weight), device=self.items.weight.device)
         weights = {
-            ITEMS: torch.cat([self.vectors(some) for some in everything.split(ITEMS_AT_A_TIME)]),
+            ITEMS: torch.cat(
+                [self.vectors(some) for some in torch.split(everything, ITEMS_AT_A_TIME)]
+            ),
             POSITIONS: self.positions.weight,
         }
         for name, weight in self.encoder.named_parameters():
@@ -382,7 +384,8 @@ class SampledSoftmax(nn.Module):
         """Different negative items, all equally likely; of many items, as many as draws give."""
         if size < LARGE:
             return torch.randperm(size, device=device)[: self._config.negatives]
-        return torch.randint(size, (self._config.negatives,), device=device).unique()
+        drawn = torch.randint(size, (self._config.negatives,), device=device)
+        return torch.as_tensor(torch.unique(drawn))
 
     def _with_soft(
         self, own: torch.Tensor, soft: torch.Tensor, soft_shares: torch.Tensor

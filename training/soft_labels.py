@@ -48,7 +48,7 @@ class SoftLabels:
         num_items: int,
         k: int = 32,
         minutes: float | None = None,
-        events: NDArray[np.integer] | None = None,
+        events: NDArray[np.int64] | None = None,
     ) -> SoftLabels:
         """Labels by item-item: for each event, the k best items given the events before it.
 
@@ -64,7 +64,7 @@ class SoftLabels:
         total = len(histories.items)
         items = np.full((total, k), -1, np.int32)
         shares = np.zeros((total, k), np.float32)
-        events = np.arange(total) if events is None else events
+        events = np.arange(total, dtype=np.int64) if events is None else events
         for asked in _until(end, events, "soft labels"):
             evidence = _without_own(model, histories, asked)
             line, column, item, score = best_of(evidence, k)
@@ -78,7 +78,7 @@ class SoftLabels:
         histories: Histories,
         k: int = 32,
         minutes: float | None = None,
-        events: NDArray[np.integer] | None = None,
+        events: NDArray[np.int64] | None = None,
     ) -> SoftLabels:
         """Labels by a trained SASRec: its k most probable unseen items.
 
@@ -98,7 +98,7 @@ class SoftLabels:
         total, k = len(histories.items), min(k, len(model))
         items = np.full((total, k), -1, np.int32)
         shares = np.zeros((total, k), np.float32)
-        events = np.arange(total) if events is None else events
+        events = np.arange(total, dtype=np.int64) if events is None else events
         position = events - histories.offsets[histories.rows[events]]
         order = np.argsort(position, kind="stable")  # equal lengths are computed together
         for asked in _until(end, events[order[position[order] > 0]], "soft labels"):

@@ -97,7 +97,7 @@ class Repeats:
         logs = np.log(np.maximum(chosen.gap, 1))
 
         def by_item(weights: NDArray[np.floating | np.integer]) -> NDArray[np.float64]:
-            return np.bincount(item, weights, size + 1)
+            return np.bincount(item, weights, size + 1).astype(np.float64)
 
         mean_rate, mean_gap = again.sum() / chosen.count.sum(), (again * logs).sum() / again.sum()
         times = by_item(again)

@@ -260,9 +260,10 @@ class Retrieval:
         supported = np.concatenate([proposals.supported, chosen >= 0], axis=1)
         again = repeated(items)
         to_left = np.argsort(again, axis=1, kind="stable")
-        parts = np.where(again, np.int32(-1), items), supported & ~again
         return Proposals(
-            *(np.take_along_axis(p, to_left, axis=1) for p in parts), proposals.evidence
+            np.take_along_axis(np.where(again, np.int32(-1), items), to_left, axis=1),
+            np.take_along_axis(supported & ~again, to_left, axis=1),
+            proposals.evidence,
         )
 
     def _nearest_later(

@@ -153,7 +153,7 @@ class RQVAE(Quantizer):
     def latents(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """(n, F) features to (n, D) latents."""
         rows = torch.from_numpy(np.ascontiguousarray(features, np.float32))
-        parts = [self.encoder(some) for some in rows.split(ROWS_AT_A_TIME)]
+        parts = [self.encoder(some) for some in torch.split(rows, ROWS_AT_A_TIME)]
         return np.asarray(torch.cat(parts).numpy())
 
     @torch.no_grad()
