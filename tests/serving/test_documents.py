@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.filters import CLAUSE, MOST_DEPTH, MOST_PARTS
 from recsys.devices import LARGE_BYTES
 from recsys.prompts import MOST_ITEMS
-from recsys.recommender import Recommender
 from recsys.serving import bodies, catalog_changes, middleware, rules, server, service
 from recsys.serving.aliases import MOST_ALIASES
 from recsys.serving.api.routes import ROUTES
@@ -93,7 +93,7 @@ def test_documented_limits_are_those_of_the_code():
     text = " ".join(" ".join((DOCS / f"{name}.md").read_text() for name in pages).split())
     reads = f"{server.MAX_READ >> 10} KiB of heads and chunks, or {server.LEAST_READ} bytes"
     sent = f"{middleware.PART >> 10} KiB of each answer may take {middleware.ANSWERS >> 20} MiB"
-    filter_bytes = signature(Recommender.load).parameters["filter_bytes"].default
+    filter_bytes = signature(FilterCache).parameters["max_bytes"].default
     title = ItemBody.model_fields["title"].metadata[0].max_length
     for words in (
         f"turn of the event loop reads {reads} of each",
