@@ -117,6 +117,11 @@ class Histories:
         """(total,) index of the sequence of each item."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """(total,) place of each item in its sequence."""
+        return np.arange(len(self.items)) - np.repeat(self.offsets[:-1], self.lengths)
+
     def take(self, indices: ArrayLike) -> Histories:
         """The sequences at `indices`, in that order; vectorised."""
         indices = np.asarray(indices).reshape(-1)
@@ -124,11 +129,16 @@ class Histories:
             raise TypeError("Histories.take wants indices; use np.flatnonzero on a mask")
         indices = indices.astype(np.int64)
         indices = np.where(indices < 0, indices + len(self), indices)
-        lengths = self.lengths[indices]
-        offsets = np.zeros(len(indices) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        shift = np.repeat(self.offsets[indices] - offsets[:-1], lengths)
         hidden = None if self.hidden is None else self.hidden.take(indices)
+        return self.prefixes(indices, self.lengths[indices], hidden)
+
+    def prefixes(
+        self, rows: NDArray[np.int64], lengths: NDArray[np.int64], hidden: Histories | None = None
+    ) -> Histories:
+        """The first `lengths` items of the sequences at `rows`."""
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        shift = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
         return self._of(offsets, np.arange(offsets[-1]) + shift, hidden)
 
     def where(self, keep: NDArray[np.bool_]) -> Histories:
@@ -175,7 +185,7 @@ class Histories:
         """
         width = int(self.lengths.max(initial=0)) if width is None else width
         out = np.full((len(self), width), fill, np.int32)
-        column = np.arange(len(self.items)) - np.repeat(self.offsets[:-1], self.lengths)
+        column = self.positions
         inside = column < width
         out[self.rows[inside], column[inside]] = self.items[inside]
         return out

@@ -88,8 +88,7 @@ class TrainingBatches:
     def predicted(self) -> NDArray[np.int64]:
         """Ascending numbers of the events that may carry loss, which each window has once."""
         sequences = self.windows.sequences
-        position = np.arange(len(sequences.items)) - sequences.offsets[sequences.rows]
-        carries = position >= self.windows.first[sequences.rows]
+        carries = sequences.positions >= self.windows.first[sequences.rows]
         return np.sort(sequences.items[carries]).astype(np.int64)
 
     def sample(self, share: float) -> TrainingBatches:
@@ -121,8 +120,7 @@ class TrainingBatches:
         sequences, first = self.windows.sequences, self.windows.first
         if self.item_dropout > 0:
             keep = rng.random(len(sequences.items)) >= self.item_dropout
-            position = np.arange(len(keep)) - np.repeat(sequences.offsets[:-1], sequences.lengths)
-            early = keep & (position < first[sequences.rows])
+            early = keep & (sequences.positions < first[sequences.rows])
             first = np.bincount(sequences.rows[early], minlength=len(sequences))
             sequences = sequences.where(keep)
             if not self.prefix:

@@ -28,7 +28,7 @@ from recsys.semantic_ids.rqvae import RQVAE
 from recsys.training import sasrec
 from recsys.training.parent import open_parent
 from recsys.training.placing import place
-from recsys.training.settings import LEARNED, IdsConfig
+from recsys.training.settings import LEARNED, IdsConfig, check_sasrec
 
 KIND = "ids"
 SUMMARY = ("items", "levels", "used_codes", "colliding_items")  # of the report, for the manifest
@@ -63,7 +63,8 @@ def stage(context: Context) -> Path:
     parents = context.workspace.digests("dataset")
     vectors = None
     if config.method in LEARNED and config.features.collaborative == "sasrec":
-        model, parents[sasrec.KIND] = sasrec.wanted(context, "ids.features.collaborative")
+        check_sasrec(context.settings, "ids.features.collaborative")
+        model, parents[sasrec.KIND] = sasrec.load(context)
         vectors = model.vectors
     parent = open_parent(context)
     if parent is not None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +26,7 @@ from torch import nn
 from recsys.errors import ConfigError
 from recsys.progress import Bar, say, track
 from recsys.training.settings import LoopConfig
-from recsys.training.state import Checkpoints, Progress, restore_trainable, trainable_state
+from recsys.training.state import Checkpoints, Progress, trainable_state
 
 LOG = "log.jsonl"
 LOG_EVERY_STEPS = 50
@@ -155,7 +154,11 @@ class _Run:
         self.evaluate_every = config.evaluate_every * epochs // config.epochs
         self.budget_s = (config.max_minutes or math.inf) * 60
         self.saved, self.pause = time.monotonic(), 60 * config.checkpoint_minutes
-        self.log = _Log(checkpoints.folder, self.progress.log_bytes, self.main)
+        self.log = checkpoints.folder / LOG
+        if self.main:  # what was written after the checkpoint is written again
+            checkpoints.folder.mkdir(parents=True, exist_ok=True)
+            with self.log.open("ab") as stream:
+                stream.truncate(self.progress.log_bytes)
 
     @property
     def seconds(self) -> float:
@@ -179,7 +182,7 @@ class _Run:
         else:
             self._checkpoint()
         if self.best:
-            restore_trainable(self.module, self.best)
+            self.module.load_state_dict(self.best, strict=False)
         self.module.eval()
         return progress
 
@@ -221,7 +224,7 @@ class _Run:
         progress.tokens += batch.size
         clip_gradients(self.module)
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.module.zero_grad()
         progress.step += 1
         progress.loss_steps += 1
         progress.batch += len(group)
@@ -259,7 +262,7 @@ class _Run:
                 self.best = trainable_state(self.module)
             else:
                 progress.stale += 1
-            self.log.write(progress, self.seconds, metrics)
+            self._write(metrics)
             if self.main:
                 shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items())
                 say(f"{self.name}: epoch {progress.epoch}, {self.seconds:.0f} s: {shown}")
@@ -278,15 +281,24 @@ class _Run:
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens_per_s": self.world * progress.tokens / self.seconds,
         }
-        self.log.write(progress, self.seconds, values)
+        self._write(values)
         self.loss.zero_()
         progress.loss_steps = 0
+
+    def _write(self, values: dict[str, float]) -> None:
+        """Add a line to `log.jsonl`, with the progress."""
+        if self.main:
+            line = {name: getattr(self.progress, name) for name in ("step", "epoch", "tokens")}
+            line["seconds"] = round(self.seconds, 2)
+            line |= {key: round(value, 6) for key, value in values.items()}
+            with self.log.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
 
     def _checkpoint(self) -> None:
         begun = time.monotonic()
         self.progress.seconds, self.progress.loss_sum = self.seconds, self.loss.item()
         if self.main:
-            self.progress.log_bytes = self.log.size
+            self.progress.log_bytes = self.log.stat().st_size
         self.checkpoints.save(self.module, self.optimizer, self.progress, self.best)
         self.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
@@ -350,40 +362,3 @@ class AdamOfRows(torch.optim.AdamW):
         self._rows.param_groups[0]["lr"] = self.param_groups[0]["lr"]
         self._rows.step()  # type: ignore[no-untyped-call]
         return result
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        super().zero_grad(set_to_none)
-        self._rows.zero_grad(set_to_none)
-
-
-class _Log:
-    """Writes `log.jsonl`, first truncated to the checkpoint's length."""
-
-    def __init__(self, folder: Path, size: int, main: bool) -> None:
-        self._file = folder / LOG
-        self._main = main
-        if not main:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        with self._file.open("ab") as stream:
-            stream.truncate(size)
-
-    @property
-    def size(self) -> int:
-        """Length of the log in bytes."""
-        return self._file.stat().st_size
-
-    def write(self, progress: Progress, seconds: float, values: dict[str, float]) -> None:
-        """Write one line with the progress and `values`."""
-        if not self._main:
-            return
-        line = {
-            "step": progress.step,
-            "epoch": progress.epoch,
-            "tokens": progress.tokens,
-            "seconds": round(seconds, 2),
-            **{key: round(value, 6) for key, value in values.items()},
-        }
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")

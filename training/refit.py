@@ -28,7 +28,7 @@ from recsys.training.device import on_chosen_device
 from recsys.training.loop import fit
 from recsys.training.settings import SasRecConfig
 from recsys.training.state import Checkpoints
-from recsys.training.supervised import within_budget
+from recsys.training.supervised import with_labels, within_budget
 
 RATE = 0.1  # of the first training's peak
 WARMUP = 20  # steps, at most a fifth of all
@@ -56,7 +56,7 @@ def refit(context: Context, dataset: Dataset) -> SasRec:
     sasrec.load_weights(model, trained, trained.vectors)
     everything = replace(dataset, split=np.full_like(dataset.split, TRAIN))
     batches = newest(sasrec.training_batches(everything, config, context), is_new, seed)
-    batches = sasrec.with_labels(batches, everything, config, context)
+    batches = with_labels(batches, everything, config, sasrec.KIND, context, sasrec.LABELS)
     make = sasrec.loss_maker(config)
     module, device = on_chosen_device(sasrec.KIND, [model], make, batches, config)
     with tempfile.TemporaryDirectory() as scratch:

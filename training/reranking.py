@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize
 
 from recsys.retrieval.reranker import (
     AGAIN,
@@ -32,7 +34,7 @@ from recsys.training.validation import TOP, ranking_metrics
 
 RERANKER, LINEAR = "reranker", "linear"
 FOLDS = 3
-NEWTON_STEPS, HALVINGS = 30, 20
+MOST_STEPS = 200  # of the maximisation
 PENALTY = 16.0  # of a squared distance to the prior, against the log-likelihood of all users
 PENALTY_ADDED = 1.0  # the same for the weights of items without events or of the history; prior 0
 MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
@@ -96,12 +98,7 @@ class Candidates:
         return Candidates(self.items[rows], values, self.targets[rows])
 
 
-def fit(
-    candidates: Candidates,
-    shape: Reranker,
-    *,
-    network: bool = False,
-) -> Reranker:
+def fit(candidates: Candidates, shape: Reranker, *, network: bool = False) -> Reranker:
     """Weights for the features of the sources; those of the prior where no user has a hit.
 
     Args:
@@ -178,14 +175,11 @@ def fit_again(candidates: Candidates, reranker: Reranker) -> Choice:
         return Choice(reranker, info)
     scores = reranker.score(candidates.values, candidates.there)
     ranks = {"never": ranks_by(candidates, np.where(candidates.values[AGAIN] > 0, -np.inf, scores))}
-    for rows, others in _folds(len(scores)):
-        own, fitted = candidates.take(rows), _fit_added(candidates.take(others), reranker, AGAIN)
-        scores[rows] = fitted.score(own.values, own.there)
-    ranks["always"] = ranks_by(candidates, scores)
+    refit = partial(_fit_added, reranker=reranker, source=AGAIN)
+    ranks["always"] = cross_fit(candidates, refit)
     info |= {name: _metrics(own) for name, own in ranks.items()}
-    fitted = _fit_added(candidates, reranker, AGAIN)
     is_better = _exceeds(ranks["always"], ranks["never"], ERRORS)
-    return Choice(replace(fitted, lists_seen=is_better), info)
+    return Choice(replace(refit(candidates), lists_seen=is_better), info)
 
 
 def _fit_added(candidates: Candidates, reranker: Reranker, source: str) -> Reranker:
@@ -238,7 +232,7 @@ def _maximise(
     base: NDArray[np.float64],
     penalty: float,
 ) -> NDArray[np.float64]:
-    """The weights of the greatest penalised likelihood, by Newton's method.
+    """The weights of the greatest penalised likelihood.
 
     Args:
         features: (N, F) standardised features of the candidates of all users, one after another.
@@ -253,56 +247,34 @@ def _maximise(
     width = np.diff(np.append(starts, len(features)))
     target_sums = features[chosen].sum(axis=0)
 
-    def value(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         scores = base + features @ weights
         scores -= np.repeat(np.maximum.reduceat(scores, starts), width)
         odds = np.exp(scores)
         total = np.add.reduceat(odds, starts)
         likelihood = (scores[chosen] - np.log(total)).sum()
-        return likelihood - penalty * weights @ weights, odds / np.repeat(total, width)
+        expected = (odds / np.repeat(total, width)) @ features
+        slope = target_sums - expected - 2 * penalty * weights
+        return penalty * weights @ weights - likelihood, -slope
 
-    weights = np.zeros(features.shape[1])
-    best, share = value(weights)
-    for _ in range(NEWTON_STEPS):
-        weighted = features * share[:, None]
-        expected = np.add.reduceat(weighted, starts, axis=0)
-        slope = target_sums - expected.sum(axis=0) - 2 * penalty * weights
-        bend = weighted.T @ features - expected.T @ expected
-        step = np.linalg.solve(bend + 2 * penalty * np.eye(len(weights)), slope)
-        for _ in range(HALVINGS):
-            found, its_share = value(weights + step)
-            if found >= best:
-                break
-            step /= 2
-        else:
-            return weights
-        gained, best, share = found - best, found, its_share
-        weights = weights + step
-        if gained < 1e-6 * abs(best):
-            break
-    return weights
+    start = np.zeros(features.shape[1])
+    options = {"ftol": 1e-10, "maxiter": MOST_STEPS}
+    best = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    return np.asarray(best.x)
 
 
 def cross_fit(
-    candidates: Candidates,
-    shape: Reranker,
-    *,
-    network: bool = False,
+    candidates: Candidates, fit_to: Callable[[Candidates], Reranker]
 ) -> NDArray[np.int64]:
-    """(n,) rank of each user's next item by a reranker that `fit` made of other users."""
+    """(n,) rank of each user's next item by a reranker that was fitted to the other folds."""
     scores = np.zeros(candidates.items.shape)
-    for rows, others in _folds(len(scores)):
-        reranker = fit(candidates.take(others), shape, network=network)
+    fold = np.random.default_rng(0).permutation(len(scores)) % FOLDS
+    for number in range(FOLDS):
+        rows = np.flatnonzero(fold == number)
+        reranker = fit_to(candidates.take(np.flatnonzero(fold != number)))
         own = candidates.take(rows)
         scores[rows] = reranker.score(own.values, own.there)
     return ranks_by(candidates, scores)
-
-
-def _folds(n: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The users of each of `FOLDS` random folds of n users, and the other users."""
-    fold = np.random.default_rng(0).permutation(n) % FOLDS
-    for number in range(FOLDS):
-        yield np.flatnonzero(fold == number), np.flatnonzero(fold != number)
 
 
 def ranks_by(candidates: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -360,12 +332,12 @@ def choose(
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
     begun = time.monotonic()
-    crossed = cross_fit(candidates, shape)
+    crossed = cross_fit(candidates, partial(fit, shape=shape))
     ready = time.monotonic() + NETWORK_TIMES * (time.monotonic() - begun)
     network = False
     hits = np.count_nonzero(candidates.hits.any(axis=1))
     if hits >= LEAST_HITS and ready < end:
-        its_ranks = cross_fit(candidates, shape, network=True)
+        its_ranks = cross_fit(candidates, partial(fit, shape=shape, network=True))
         if network := _exceeds(its_ranks, crossed):
             metrics[LINEAR], crossed = _metrics(crossed), its_ranks
     servable[RERANKER], ranks[RERANKER] = fit(candidates, shape, network=network), crossed

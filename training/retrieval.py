@@ -38,7 +38,7 @@ from recsys.evaluation.protocol import Ranker
 from recsys.listing import candidate_rows, items_of_rows
 from recsys.live import build_trie
 from recsys.pipeline import Context
-from recsys.progress import console, say, track
+from recsys.progress import console, say
 from recsys.retrieval import (
     ItemItem,
     PairRules,
@@ -70,6 +70,7 @@ from recsys.training.reranking import (
     gains,
 )
 from recsys.training.settings import RetrievalConfig
+from recsys.training.soft_labels import parts_until
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import TOP
 
@@ -163,10 +164,14 @@ def stage(context: Context) -> Path:
         _report(info["validation"], reranker)
         if AGAIN not in reranker.sources:
             retrieval = replace(retrieval, repeats=None)
-        if reranker.weights:
-            reranker = fit_to_new(
-                retrieval, reranker, dataset, config, workspace, available, end=by(FITTED_TO_NEW)
+        new = _as_new(retrieval, dataset, workspace) if reranker.weights else None
+        if new is not None:
+            some = dataset.validation().servable(available)
+            some = some.sample(min(config.users, USERS_ADDED))
+            candidates, _, _ = decode_candidates(
+                retrieval, some, config, target, new, available, by(FITTED_TO_NEW)
             )
+            reranker = fit_new(candidates, reranker)
         served = replace(served, reranker=reranker)
     served = replace(
         served,
@@ -227,33 +232,13 @@ def _count(dataset: Dataset, rules: PairRules) -> Retrieval:
     )
 
 
-def fit_to_new(
-    retrieval: Retrieval,
-    reranker: Reranker,
-    dataset: Dataset,
-    config: RetrievalConfig,
-    workspace: Workspace,
-    available: NDArray[np.bool_] | None = None,
-    end: float = math.inf,
-) -> Reranker:
-    """Fit the weights for items without events, with a part of the items treated as new.
-
-    `available` (items,) says which items are available now; None for all. `end` is when decoding
-    ends at the latest, by `time.monotonic`; too few users then give no weights.
-    The reranker is returned as it is if new items cannot be placed, or have no content.
-    """
+def _as_new(retrieval: Retrieval, dataset: Dataset, workspace: Workspace) -> AsNew | None:
+    """A part of the items treated as new; None if new ones cannot be placed, or have no content."""
     placed = workspace.run("ids") / ITEM_ENCODER / PLACED
     if not placed.is_file():
-        return reranker
+        return None
     codes = np.load(placed, allow_pickle=False)
-    new = AsNew.draw(retrieval, dataset.items, codes, share=SHARE_NEW, seed=0)
-    if new is None:
-        return reranker
-    everyone = dataset.validation().servable(available)
-    examples = everyone.sample(min(config.users, USERS_ADDED))
-    target = TrainedTarget.load(workspace)
-    candidates, _, _ = decode_candidates(retrieval, examples, config, target, new, available, end)
-    return fit_new(candidates, reranker)
+    return AsNew.draw(retrieval, dataset.items, codes, share=SHARE_NEW, seed=0)
 
 
 def decode_candidates(
@@ -295,43 +280,34 @@ def decode_candidates(
     trie = ItemTrie.build(tokens) if alive is None else build_trie(tokens, alive)
     model = TreeModel.of(target.load_model(target.device))
     pools, alone, decoded = [], [], []
-    starts = np.arange(0, len(examples), BATCH)
-    if not math.isinf(end):
-        starts = np.random.default_rng(0).permutation(starts)
-    with track("reranker" if new is None else "reranker, new items", len(examples)) as bar:
-        for number, start in enumerate(starts.tolist()):
-            if number * BATCH >= LEAST_DECODED and time.monotonic() > end:
-                break
-            rows = np.arange(start, min(start + BATCH, len(examples)))
-            decoded.append(rows)
-            histories, targets = examples.histories.take(rows), examples.targets.items[rows]
-            if alive is not None:
-                limits["allowed"] = [alive] * len(rows)
-            candidates = retrieval.propose(histories, config.candidates, not again, **limits)
-            seen = histories.left_out(not again)
-            seen = seen.where(trie.item_row[seen.items] >= 0)
-            request = SearchRequest(
-                encoder.encode_all(histories),
-                exclude=[trie.excluded_rows(items) for items in seen],
-                candidates=candidate_rows(trie, candidates.items),
-            )
-            beams = beam_search(model, request, trie, config.beams)
-            rows_of_beams, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-            items, own = items_of_rows(trie, rows_of_beams, scores, config.beams, excluded=seen)
-            alone.append(_rank_of(items, targets))
-            scored = np.full((len(rows), 0), -np.inf, np.float32)  # without any candidate
-            if beams.candidate_scores is not None:
-                scored = beams.candidate_scores.cpu().numpy()
-            pool = Pool.of(items, own, candidates, scored)
-            pools.append((pool.distinct, pool.values(sources)))
-            bar.advance(len(rows))
+    name = "reranker" if new is None else "reranker, new items"
+    for rows in parts_until(end, np.arange(len(examples)), name, BATCH, LEAST_DECODED):
+        decoded.append(rows)
+        histories, targets = examples.histories.take(rows), examples.targets.items[rows]
+        if alive is not None:
+            limits["allowed"] = [alive] * len(rows)
+        candidates = retrieval.propose(histories, config.candidates, not again, **limits)
+        seen = histories.left_out(not again)
+        seen = seen.where(trie.item_row[seen.items] >= 0)
+        request = SearchRequest(
+            encoder.encode_all(histories),
+            exclude=[trie.excluded_rows(items) for items in seen],
+            candidates=candidate_rows(trie, candidates.items),
+        )
+        beams = beam_search(model, request, trie, config.beams)
+        rows_of_beams, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
+        items, own = items_of_rows(trie, rows_of_beams, scores, config.beams, excluded=seen)
+        alone.append(_rank_of(items, targets))
+        scored = np.full((len(rows), 0), -np.inf, np.float32)  # without any candidate
+        if beams.candidate_scores is not None:
+            scored = beams.candidate_scores.cpu().numpy()
+        pool = Pool.of(items, own, candidates, scored)
+        pools.append((pool.distinct, pool.values(sources)))
     width = max(items.shape[1] for items, _ in pools)
 
     def together(parts: list[NDArray[Any]], fill: float) -> NDArray[Any]:
-        wide = [((0, 0), (0, width - part.shape[1])) for part in parts]
-        return np.concatenate(
-            [np.pad(p, w, constant_values=fill) for p, w in zip(parts, wide, strict=True)]
-        )
+        wide = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=fill) for p in parts]
+        return np.concatenate(wide)
 
     values = {
         source: together([given[source].astype(np.float32) for _, given in pools], 0)

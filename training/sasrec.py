@@ -35,23 +35,23 @@ from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, ConfigError
 from recsys.pipeline import Context
+from recsys.prompts import PromptEncoder
 from recsys.retrieval import SasRec, digest
 from recsys.retrieval.sasrec import ITEMS, NORM, POSITIONS
 from recsys.semantic_ids.features import build_features
+from recsys.training import supervised
 from recsys.training.batches import TrainingBatches
 from recsys.training.device import Make, on_chosen_device
 from recsys.training.loop import autocast_dtype, fit
 from recsys.training.objective import soft_cross_entropy
 from recsys.training.parent import open_parent
-from recsys.training.settings import SasRecConfig, check_sasrec
-from recsys.training.soft_labels import SoftLabels
+from recsys.training.settings import SasRecConfig
 from recsys.training.supervised import (
-    NOTHING_TO_TRAIN_ON,
     budget,
     describe,
-    labels_minutes,
     open_checkpoints,
     sampled,
+    with_labels,
     within_budget,
     write_trained,
 )
@@ -59,6 +59,7 @@ from recsys.training.validation import TOP, discounted_gains, ranking_metrics
 
 KIND = "sasrec"
 FEATURES = "item_features.npy"
+LABELS = 8  # items of a soft label
 SPREAD = 0.02  # standard deviation of initial weights
 LENGTH = 2.0  # initial length of item vectors
 NOTHING = -1e9  # logit of an excluded item
@@ -98,7 +99,7 @@ def stage(context: Context) -> Path | None:
         model = _continued(served, parent, dataset, config)
 
     batches = training_batches(dataset, config, context)
-    batches = with_labels(batches, dataset, config, context)
+    batches = with_labels(batches, dataset, config, KIND, context, LABELS)
     module, device = on_chosen_device(KIND, [model], loss_maker(config), batches, config)
     validation = _Validation(model, dataset.validation().sample(config.eval_users))
     progress = fit(
@@ -209,28 +210,16 @@ def _fit_features(context: Context, dataset: Dataset) -> NDArray[np.float32] | N
 
 
 def trained(context: Context) -> tuple[SasRec, str] | None:
-    """The SASRec model of a run and its digest, or None if the settings have no epochs.
+    """The SASRec model of a run and its digest, or None if the settings have no epochs."""
+    return load(context) if context.settings.section(KIND, SasRecConfig).epochs else None
+
+
+def load(context: Context) -> tuple[SasRec, str]:
+    """The SASRec model of a run and its digest.
 
     Raises:
         ArtifactError: it is missing, damaged, or of another data set.
     """
-    if not context.settings.section(KIND, SasRecConfig).epochs:
-        return None
-    return _load(context)
-
-
-def wanted(context: Context, key: str) -> tuple[SasRec, str]:
-    """The same for a setting that requires the model.
-
-    Raises:
-        ConfigError: the settings have no epochs for SASRec; the message names `key`.
-        ArtifactError: see `trained`.
-    """
-    check_sasrec(context.settings, key)
-    return _load(context)
-
-
-def _load(context: Context) -> tuple[SasRec, str]:
     path = context.workspace.run(KIND)
     if not path.is_dir():
         raise ArtifactError(f"{path} is not there; `recsys run --until sasrec` makes it")
@@ -403,31 +392,8 @@ class SampledSoftmax(nn.Module):
 
 def training_batches(dataset: Dataset, config: SasRecConfig, context: Context) -> TrainingBatches:
     """Training histories as rows of items, without soft labels."""
-    batches = TrainingBatches.of(
-        dataset.train_histories,
-        config.window,
-        np.arange(len(dataset.item_ids))[:, None],
-        prefix=(),
-        pad=0,
-        max_tokens=config.batch_tokens,
-        item_dropout=config.item_dropout,
-        seed=context.settings.seed,
-    )
-    if not len(batches.windows.first):
-        raise ConfigError(NOTHING_TO_TRAIN_ON)
-    return batches
-
-
-def with_labels(
-    batches: TrainingBatches, dataset: Dataset, config: SasRecConfig, context: Context
-) -> TrainingBatches:
-    """The batches with soft labels of what they predict, if the settings ask for them."""
-    if not config.soft_labels:
-        return batches
-    minutes, events = labels_minutes(config, KIND, context), batches.predicted
-    size = len(dataset.item_ids)
-    soft = SoftLabels.of(dataset.train_histories, size, 8, minutes=minutes, events=events)
-    return replace(batches, soft=soft)
+    encoder = PromptEncoder(np.arange(len(dataset.item_ids))[:, None], (), config.window)
+    return supervised.training_batches(dataset, encoder, config, context.settings.seed)
 
 
 @dataclass(frozen=True)

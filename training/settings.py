@@ -103,12 +103,9 @@ class SasRecConfig(LoopConfig):
     """Passes over the training histories; 0, the default, makes no model."""
     max_minutes: PositiveFloat | None = internal(default=None)
     learning_rate: float = 2e-3
-    """Peak of the schedule."""
     weight_decay: float = internal(default=0.0)
     warmup_steps: NonNegativeInt = 200
-    """Steps of linear warm-up, followed by a cosine decay."""
     evaluate_every: NonNegativeInt = 10
-    """Epochs between validations, more of them if `min_steps` adds epochs; 0 never validates."""
     patience: NonNegativeInt = internal(default=0)
     hidden: PositiveInt = internal(default=128)
     """D, width of states and item vectors."""

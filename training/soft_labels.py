@@ -52,12 +52,7 @@ class SoftLabels:
     ) -> SoftLabels:
         """Labels by item-item: for each event, the k best items given the events before it.
 
-        Args:
-            histories: training events only.
-            num_items: items of the catalog.
-            k: items of each label.
-            minutes: as of `of_sasrec`.
-            events: as of `of_sasrec`.
+        The arguments are those of `of_sasrec`; `num_items` are those of the catalog.
         """
         end = _end(minutes)
         model = ItemItem.count(histories, num_items, DIRECTIONAL)
@@ -65,7 +60,7 @@ class SoftLabels:
         items = np.full((total, k), -1, np.int32)
         shares = np.zeros((total, k), np.float32)
         events = np.arange(total, dtype=np.int64) if events is None else events
-        for asked in _until(end, events, "soft labels"):
+        for asked in parts_until(end, events, "soft labels", EVENTS_AT_A_TIME):
             evidence = _without_own(model, histories, asked)
             line, column, item, score = best_of(evidence, k)
             items[asked[line], column], shares[asked[line], column] = item, score
@@ -99,9 +94,10 @@ class SoftLabels:
         items = np.full((total, k), -1, np.int32)
         shares = np.zeros((total, k), np.float32)
         events = np.arange(total, dtype=np.int64) if events is None else events
-        position = events - histories.offsets[histories.rows[events]]
+        position = histories.positions[events]
         order = np.argsort(position, kind="stable")  # equal lengths are computed together
-        for asked in _until(end, events[order[position[order] > 0]], "soft labels"):
+        order = order[position[order] > 0]
+        for asked in parts_until(end, events[order], "soft labels", EVENTS_AT_A_TIME):
             items[asked], scores = rank(_before(histories, asked)[0], k)
             likely = np.exp(scores - scores[:, :1])
             shares[asked] = np.where(items[asked] >= 0, likely, 0)
@@ -148,18 +144,23 @@ def _end(minutes: float | None) -> float:
     return time.monotonic() + 60 * (math.inf if minutes is None else minutes)
 
 
-def _until(end: float, events: NDArray[np.int64], name: str) -> Iterator[NDArray[np.int64]]:
-    """Parts of the events in their order; with a time limit, in random order until it is over."""
-    starts = np.arange(0, len(events), EVENTS_AT_A_TIME)
+def parts_until(
+    end: float, rows: NDArray[np.int64], name: str, size: int, least: int = 0
+) -> Iterator[NDArray[np.int64]]:
+    """Parts of `size` rows in their order; with a time limit, in random order until it is over.
+
+    At `end`, by `time.monotonic`, parts with `least` rows have been yielded nevertheless.
+    """
+    starts = np.arange(0, len(rows), size)
     if not math.isinf(end):
         starts = np.random.default_rng(0).permutation(starts)
-    with track(name, len(events)) as bar:
-        for start in starts.tolist():
-            if time.monotonic() > end:
+    with track(name, len(rows)) as bar:
+        for number, start in enumerate(starts.tolist()):
+            if number * size >= least and time.monotonic() > end:
                 break
-            asked = events[start : start + EVENTS_AT_A_TIME]
-            yield asked
-            bar.advance(len(asked))
+            part = rows[start : start + size]
+            yield part
+            bar.advance(len(part))
 
 
 def _normalise(shares: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -169,13 +170,12 @@ def _normalise(shares: NDArray[np.float32]) -> NDArray[np.float32]:
     return shares
 
 
-def _before(histories: Histories, asked: NDArray[np.int64]) -> tuple[Histories, NDArray[np.int64]]:
+def _before(histories: Histories, asked: NDArray[np.int64]) -> tuple[Histories, NDArray[np.int32]]:
     """The sequence of events before each asked event: their items, and their numbers."""
-    first = histories.offsets[histories.rows[asked]]
-    lengths = asked - first
-    offsets = np.append(0, np.cumsum(lengths))
-    event = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], lengths)
-    return Histories(offsets, histories.items[event]), event
+    numbers = Histories(histories.offsets, np.arange(len(histories.items), dtype=np.int32))
+    rows = np.searchsorted(histories.offsets, asked, side="right") - 1
+    taken = numbers.prefixes(rows, asked - histories.offsets[rows])
+    return Histories(taken.offsets, histories.items[taken.items]), taken.items
 
 
 def _without_own(

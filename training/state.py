@@ -145,9 +145,7 @@ class Checkpoints:
             raise ArtifactError(
                 f"{folder} does not fit the model (parameter {odd}); use --force to start again"
             )
-        with torch.no_grad():
-            for name, parameter in names.items():
-                parameter.copy_(tensors[_WEIGHT + name])
+        model.load_state_dict({name: tensors[_WEIGHT + name] for name in names}, strict=False)
         for key, value in tensors.items():
             if key.startswith(_OPTIMIZER):
                 slot, _, name = key.removeprefix(_OPTIMIZER).partition(".")
@@ -164,13 +162,6 @@ class Checkpoints:
 def trainable_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """A copy of the trained parameters on the host."""
     return {name: p.detach().cpu().clone() for name, p in _names(model).items()}
-
-
-def restore_trainable(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Load the result of `trainable_state` into the model."""
-    with torch.no_grad():
-        for name, parameter in _names(model).items():
-            parameter.copy_(state[name])
 
 
 def _rank() -> int:

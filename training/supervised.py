@@ -21,10 +21,12 @@ from recsys.errors import ConfigError
 from recsys.models.state_draft import StateDraft
 from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
+from recsys.retrieval import SasRec
 from recsys.semantic_ids.quantizer import Codebooks, pop_centroids
 from recsys.training.batches import TrainingBatches
 from recsys.training.loop import LOG, autocast_dtype
-from recsys.training.settings import LoopConfig, SasRecConfig, SupervisedConfig
+from recsys.training.settings import LoopConfig, SasRecConfig, SupervisedConfig, TargetConfig
+from recsys.training.soft_labels import SoftLabels
 from recsys.training.state import Checkpoints, Progress
 
 TRAINED = 0.85  # of a stage's time
@@ -75,7 +77,7 @@ class Material:
 
 
 def training_batches(
-    dataset: Dataset, encoder: PromptEncoder, config: SupervisedConfig, seed: int
+    dataset: Dataset, encoder: PromptEncoder, config: SasRecConfig | SupervisedConfig, seed: int
 ) -> TrainingBatches:
     """Batches over the training histories, cut into the windows that serving uses.
 
@@ -95,6 +97,27 @@ def training_batches(
     if not len(batches.windows.first):
         raise ConfigError(NOTHING_TO_TRAIN_ON)
     return batches
+
+
+def with_labels(
+    batches: TrainingBatches,
+    dataset: Dataset,
+    config: SasRecConfig | TargetConfig,
+    kind: str,
+    context: Context,
+    k: int,
+    teacher: SasRec | None = None,
+) -> TrainingBatches:
+    """The batches with k soft labels of what they predict, if the settings ask for them."""
+    if not config.soft_labels:
+        return batches
+    histories, events = dataset.train_histories, batches.predicted
+    minutes = labels_minutes(config, kind, context)
+    if teacher is None:
+        labels = SoftLabels.of(histories, len(dataset.item_ids), k, minutes, events)
+    else:
+        labels = SoftLabels.of_sasrec(teacher, histories, k, minutes, events)
+    return replace(batches, soft=labels)
 
 
 def training_dtype(model: Any, config: LoopConfig, device: torch.device) -> torch.dtype:

@@ -14,32 +14,28 @@ from torch import nn
 from recsys.artifacts import Workspace
 from recsys.bundle import Bundle
 from recsys.config import as_dict
-from recsys.dataset import Dataset
 from recsys.devices import CPU
 from recsys.models.architecture import architecture
 from recsys.models.checkpoint import build, load_model, save_model
 from recsys.pipeline import Context
 from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.retrieval import SasRec
 from recsys.training import sasrec
-from recsys.training.batches import TrainingBatches
 from recsys.training.device import on_chosen_device
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
 from recsys.training.objective import NextToken
 from recsys.training.parent import load_target, open_parent
 from recsys.training.pretrained import add_lora, load_base
-from recsys.training.settings import TargetConfig
-from recsys.training.soft_labels import SoftLabels
+from recsys.training.settings import TargetConfig, check_sasrec
 from recsys.training.supervised import (
     Material,
     budget,
     describe,
-    labels_minutes,
     open_checkpoints,
     sampled,
     training_batches,
     training_dtype,
+    with_labels,
     within_budget,
     write_trained,
 )
@@ -48,6 +44,7 @@ from recsys.vocabulary import Vocabulary
 
 KIND = "target"
 MODEL = "model"
+LABELS = 32  # items of a soft label
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,8 @@ def stage(context: Context) -> Path:
         parents["bundle"] = parent.manifest.digest
     teacher = None
     if config.soft_labels and config.soft_labels_from == "sasrec":
-        teacher, parents[sasrec.KIND] = sasrec.wanted(context, "target.soft_labels_from")
+        check_sasrec(context.settings, "target.soft_labels_from")
+        teacher, parents[sasrec.KIND] = sasrec.load(context)
     settings = as_dict(config) | {"seed": seed} | budget(config, context)
     output = context.output(KIND, settings, parents)
     if output.is_current():
@@ -133,7 +131,10 @@ def stage(context: Context) -> Path:
             agreement=config.agreement, soft_labels=config.soft_labels,
         )  # fmt: skip
 
-    batches = _batches(material.dataset, encoder, config, teacher, context)
+    batches = training_batches(material.dataset, encoder, config, seed)
+    if config.window_share < 1:
+        batches = batches.sample(config.window_share)
+    batches = with_labels(batches, material.dataset, config, KIND, context, LABELS, teacher)
     module, device = on_chosen_device(KIND, [model], make, batches, config)
     progress = fit(
         module,
@@ -173,25 +174,3 @@ def _start(
     if config.init_from_centroids and material.centroids is not None:
         initialise_from_centroids(model, vocabulary, material.centroids)
     return model, tokenizer, vocabulary
-
-
-def _batches(
-    dataset: Dataset,
-    encoder: PromptEncoder,
-    config: TargetConfig,
-    teacher: SasRec | None,
-    context: Context,
-) -> TrainingBatches:
-    """Training batches, with soft labels if the settings ask for them."""
-    batches = training_batches(dataset, encoder, config, context.settings.seed)
-    if config.window_share < 1:
-        batches = batches.sample(config.window_share)
-    if not config.soft_labels:
-        return batches
-    histories, events = dataset.train_histories, batches.predicted
-    minutes = labels_minutes(config, KIND, context)
-    if teacher is None:
-        labels = SoftLabels.of(histories, len(dataset.item_ids), minutes=minutes, events=events)
-    else:
-        labels = SoftLabels.of_sasrec(teacher, histories, minutes=minutes, events=events)
-    return replace(batches, soft=labels)

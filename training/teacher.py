@@ -17,7 +17,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from recsys.artifacts import Output, Workspace, read_manifest
+from recsys.artifacts import Output, read_manifest
 from recsys.config import as_dict, build
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
@@ -40,7 +40,6 @@ from recsys.interactions import Histories
 from recsys.models.tree_forward import TreeModel
 from recsys.pipeline import Context
 from recsys.progress import say, track
-from recsys.prompts import PromptEncoder
 from recsys.training.settings import DraftConfig, TeacherConfig
 from recsys.training.target import TrainedTarget, load_trained
 from recsys.training.tree import child_tokens, level_tokens
@@ -97,15 +96,10 @@ class Prompts:
         after = histories.offsets[rows] + lengths
         following = np.append(histories.items, -1)[after]
         following = np.where(lengths < histories.lengths[rows], following, -1)
-        ends = np.cumsum(lengths)
-        position = np.arange(ends[-1] if len(ends) else 0)
-        items = histories.items[
-            position + np.repeat(histories.offsets[rows] - ends + lengths, lengths)
-        ]
-        prompts = Histories(np.append(0, ends), items)
+        prompts = histories.prefixes(rows, lengths)
         if item_dropout:
-            keep = rng.random(len(items)) >= item_dropout
-            keep[ends - 1] = True
+            keep = rng.random(len(prompts.items)) >= item_dropout
+            keep[prompts.offsets[1:] - 1] = True
             prompts = prompts.where(keep)
         order = np.lexsort((np.arange(len(prompts)), prompts.lengths))
         return cls(prompts.take(order), following[order].astype(np.int32))
@@ -333,12 +327,12 @@ class Teacher:
         return cls(prompts, trees, build(TeacherConfig, values, where=KIND))
 
 
-def stage(context: Context, level_tokens: bool | None = None, minutes: float = math.inf) -> Path:
+def stage(context: Context, on_levels: bool | None = None, minutes: float = math.inf) -> Path:
     """Write the `teacher` artifact of a run: `shard-<n>.safetensors`.
 
     Args:
         context: of the run.
-        level_tokens: as the setting; None: if the objective of the run's draft needs them.
+        on_levels: as the setting `level_tokens`; None: if the objective of the draft needs them.
         minutes: time limit of the searches, unless the settings say how many histories there are.
 
     Raises:
@@ -348,10 +342,9 @@ def stage(context: Context, level_tokens: bool | None = None, minutes: float = m
     workspace = context.workspace
     config = context.settings.section(KIND, TeacherConfig)
     if config.level_tokens is None:
-        if level_tokens is None:
-            draft = context.settings.section("draft", DraftConfig)
-            level_tokens = draft.alignment.on_levels
-        config = replace(config, level_tokens=level_tokens)
+        if on_levels is None:
+            on_levels = context.settings.section("draft", DraftConfig).alignment.on_levels
+        config = replace(config, level_tokens=on_levels)
     limited = not (math.isinf(minutes) or context.settings.sets(KIND, "histories"))
     end = time.monotonic() + 60 * minutes if limited else math.inf
     parents = workspace.digests("dataset", "ids", "target")
@@ -368,15 +361,26 @@ def stage(context: Context, level_tokens: bool | None = None, minutes: float = m
         _open_partial(partial, {**settings, "parents": parents, "size": size}, anew=context.force)
     accelerator.wait_for_everyone()
     target = TrainedTarget.load(workspace)
-    prompts = _draw_prompts(workspace, config, context.settings.seed)
+    dataset = Dataset.load(workspace.dataset)
+    held_out = [dataset.examples(split).users for split in ("valid", "test")]
+    prompts = Prompts.sample(
+        dataset.train_histories, config.histories, context.settings.seed,
+        item_dropout=config.item_dropout, held_out=np.unique(np.concatenate(held_out)),
+    )  # fmt: skip
+    if not len(prompts):
+        raise ConfigError("no training history has an item")
     device = accelerator.device if accelerator.num_processes > 1 else torch.device(target.device)
-    search = _Search(
-        config,
-        target.encoder,
-        DeviceTrie.of(ItemTrie.build(target.encoder.item_tokens), device),
-        target.load_model(device),
-        None if config.draft is None else load_trained(config.draft, device),
-    )
+    trie = DeviceTrie.of(ItemTrie.build(target.encoder.item_tokens), device)
+    model = target.load_model(device)
+    draft = None if config.draft is None else load_trained(config.draft, device)
+    levels_of = level_tokens(trie) if config.level_tokens else ()
+
+    def search(part: Prompts) -> Trees:
+        return search_trees(
+            model, target.encoder.encode_all(part.histories), trie, config.beams,
+            draft=draft, mixture=config.mixture, levels_of=levels_of,
+        )  # fmt: skip
+
     count = -(-len(prompts) // size)
     # Every shard has prompts of all lengths, so that those written before the end are a sample.
     shards = {
@@ -386,7 +390,7 @@ def stage(context: Context, level_tokens: bool | None = None, minutes: float = m
         for number in range(count)
     }
     mine = list(shards)[accelerator.process_index :: accelerator.num_processes]
-    search.write_shards({file: shards[file] for file in mine}, end)
+    _write_shards({file: shards[file] for file in mine}, search, config.batch, end)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         written = [len(part) for file, part in shards.items() if file.exists()]
@@ -395,63 +399,23 @@ def stage(context: Context, level_tokens: bool | None = None, minutes: float = m
     return output.path
 
 
-def _draw_prompts(workspace: Workspace, config: TeacherConfig, seed: int) -> Prompts:
-    """Prompts from the training events.
-
-    Raises:
-        ConfigError: no history is long enough.
-    """
-    dataset = Dataset.load(workspace.dataset)
-    held_out = [dataset.examples(split).users for split in ("valid", "test")]
-    prompts = Prompts.sample(
-        dataset.train_histories, config.histories, seed,
-        item_dropout=config.item_dropout, held_out=np.unique(np.concatenate(held_out)),
-    )  # fmt: skip
-    if not len(prompts):
-        raise ConfigError("no training history has an item")
-    return prompts
-
-
-@dataclass(frozen=True)
-class _Search:
-    """The searches of one process.
-
-    Attributes:
-        config: the settings.
-        encoder: history -> prompt.
-        trie: the catalog, on the models' device.
-        target: p.
-        draft: q of a mixture, or None.
-    """
-
-    config: TeacherConfig
-    encoder: PromptEncoder
-    trie: DeviceTrie
-    target: Any
-    draft: Any
-
-    def write_shards(self, shards: dict[Path, Prompts], end: float) -> None:
-        """Search the prompts of each shard that has no file yet; after `end` begin no other one."""
-        missing = {file: part for file, part in shards.items() if not file.exists()}
-        levels_of = level_tokens(self.trie) if self.config.level_tokens else ()
-        if len(missing) < len(shards):
-            say(f"teacher: {len(shards) - len(missing)} of {len(shards)} shards are there already")
-        with track("teacher", sum(map(len, missing.values()))) as bar:
-            for file, part in missing.items():
-                if time.monotonic() > end and any(file.exists() for file in shards):
-                    break
-                searches = []
-                for at in range(0, len(part), self.config.batch):
-                    some = part.take(np.arange(at, min(at + self.config.batch, len(part))))
-                    searches.append(
-                        search_trees(
-                            self.target, self.encoder.encode_all(some.histories), self.trie,
-                            self.config.beams, draft=self.draft, mixture=self.config.mixture,
-                            levels_of=levels_of,
-                        )
-                    )  # fmt: skip
-                    bar.advance(len(some))
-                _save_shard(file, part, Trees.concatenate(searches))
+def _write_shards(
+    shards: dict[Path, Prompts], search: Callable[[Prompts], Trees], batch: int, end: float
+) -> None:
+    """Search the prompts of each shard that has no file yet; after `end` begin no other one."""
+    missing = {file: part for file, part in shards.items() if not file.exists()}
+    if len(missing) < len(shards):
+        say(f"teacher: {len(shards) - len(missing)} of {len(shards)} shards are there already")
+    with track("teacher", sum(map(len, missing.values()))) as bar:
+        for file, part in missing.items():
+            if time.monotonic() > end and any(file.exists() for file in shards):
+                break
+            searches = []
+            for at in range(0, len(part), batch):
+                some = part.take(np.arange(at, min(at + batch, len(part))))
+                searches.append(search(some))
+                bar.advance(len(some))
+            _save_shard(file, part, Trees.concatenate(searches))
 
 
 def _open_partial(folder: Path, run: dict[str, Any], *, anew: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_values_that_hardly_vary_get_no_huge_weight():
 
 def test_users_are_ranked_by_what_was_fitted_on_others():
     found = make({"content": 1.0}, users=30)
-    ranks = cross_fit(found, SHAPE)
+    ranks = cross_fit(found, partial(fit, shape=SHAPE))
     fold = np.random.default_rng(0).permutation(30) % reranking.FOLDS
     for number in range(reranking.FOLDS):
         own = found.take(np.flatnonzero(fold == number))
@@ -160,7 +161,7 @@ def test_one_user_is_enough_to_choose(users):
 
 def test_a_lead_of_one_source_within_its_error_is_chance():
     found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
-    crossed = cross_fit(found, SHAPE)
+    crossed = cross_fit(found, partial(fit, shape=SHAPE))
     slightly = crossed.copy()
     slightly[np.flatnonzero(crossed >= 2)[0]] = 0  # better for one user of 900,
     slightly[np.flatnonzero(crossed == 0)[0]] = 1  # and a little worse for another
