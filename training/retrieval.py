@@ -35,7 +35,7 @@ from recsys.evaluation.baselines import (
     of_available,
 )
 from recsys.evaluation.protocol import Ranker
-from recsys.listing import candidate_rows, items_of_rows
+from recsys.listing import items_of_rows
 from recsys.live import build_trie
 from recsys.pipeline import Context
 from recsys.progress import console, say
@@ -292,7 +292,7 @@ def decode_candidates(
         request = SearchRequest(
             encoder.encode_all(histories),
             exclude=[trie.excluded_rows(items) for items in seen],
-            candidates=candidate_rows(trie, candidates.items),
+            candidates=[trie.item_row[line[line >= 0]] for line in candidates.items],
         )
         beams = beam_search(model, request, trie, config.beams)
         rows_of_beams, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
