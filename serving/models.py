@@ -192,6 +192,7 @@ class Models:
                 epoch=epoch.number,
                 items=epoch.num_items,
                 levels=epoch.catalog.codes.shape[1],
+                exclude_seen=model.recommender.exclude_seen,
                 aliases=sorted(n for n, alias in self.aliases.items() if alias.model is model),
             )
             for model in self.loaded

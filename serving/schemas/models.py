@@ -16,6 +16,9 @@ class ModelInfo(ModelRef):
 
     items: int = Field(description="Number of items that it can recommend.")
     levels: int = Field(description="Number of codes in a semantic ID.")
+    exclude_seen: bool = Field(
+        description="Whether its lists leave out the items of the history by default."
+    )
     aliases: list[str] = Field([], description="Aliases that stand for it.")
 
 

@@ -418,6 +418,7 @@ async def test_models_are_listed(client, recommender):
     body = (await client.get("/v1/models")).json()
     version = recommender.manifest.digest
     model = {"name": "demo", "version": version, "epoch": 0, "items": 300, "levels": 3}
+    model["exclude_seen"] = True
     assert body == {
         "models": [{**model, "aliases": ["champion"]}],
         "aliases": [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from recsys.interactions import Histories
+from recsys.recommender import Recommender
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.reranker import Reranker
@@ -364,6 +365,25 @@ def test_the_curl_command_equals_the_request_of_the_page(visit, site):
     assert body is not None
     assert curl.startswith(f"curl -s '{site}/v1/recommendations'")
     assert asked(site, **json.loads(body[1])) == shown
+
+
+@pytest.mark.parametrize("includes", [False, True])
+def test_the_box_of_seen_items_says_what_the_bundle_does_until_it_is_changed(
+    visit, monkeypatch, includes
+):
+    monkeypatch.setattr(Recommender, "exclude_seen", not includes)
+    page = visit("h=B0092&h=B0015&k=4")
+    box, curl = page.locator("#seen"), page.locator(".request code")
+    expect(box).to_be_checked(checked=includes)
+    assert listed(page)
+    assert "exclude_seen" not in curl.text_content()
+    box.set_checked(not includes)
+    expect(curl).to_contain_text(f'"exclude_seen":{json.dumps(includes)}')
+    assert f"seen={int(not includes)}" in page.url
+    page.reload()
+    expect(box).to_be_checked(checked=not includes)
+    box.set_checked(includes)
+    expect(curl).to_contain_text(f'"exclude_seen":{json.dumps(not includes)}')
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -75,7 +75,7 @@ export function latest() {
 export function request(include = ["metadata", "explanation", "timing"], of = state) {
   const body = of.history === null && of.user ? { user: of.user } : { history: of.history ?? [] };
   body.k = of.k;
-  if (of.seen) body.exclude_seen = false;
+  if (of.seen !== null) body.exclude_seen = !of.seen;
   if (of.model) body.model = of.model;
   if (of.filter) body.filter = of.filter;
   body.include = include;

@@ -160,24 +160,27 @@ export function mountOptions(root) {
   root.append(h("details", { class: "panel", open: matchMedia("(min-width: 960px)").matches },
     h("summary", {}, h("h2", {}, "Options")),
     labelled("Items", k), labelled("Model", model), h("p", { class: "option" }, h("label", {}, seen, " Include seen items"))));
-  watch(["k", "model", "seen"], () => {
+  let models = [];
+  const show = () => {
     k.value = state.k;
     model.value = state.model;
-    seen.checked = state.seen;
-  });
-  offerModels(model);
+    const asked = models.find(({ aliases }) => aliases.includes(state.model || "champion"));
+    seen.checked = state.seen ?? asked?.exclude_seen === false;
+  };
+  watch(["k", "model", "seen"], show);
+  offerModels(model).then((known) => {
+    models = known;
+    show();
+  }, () => {}); // only the champion can be chosen
 }
 
+/** Add the aliases to the field; returns the models that they stand for. */
 async function offerModels(field) {
-  try {
-    const { aliases } = await call("GET", "/v1/models");
-    for (const { name } of aliases) {
-      if (name !== "champion") field.append(h("option", { value: name }, name));
-    }
-    field.value = state.model;
-  } catch {
-    // only the champion can be chosen
+  const { aliases, models } = await call("GET", "/v1/models");
+  for (const { name } of aliases) {
+    if (name !== "champion") field.append(h("option", { value: name }, name));
   }
+  return models;
 }
 
 const labelled = (text, field) => h("p", { class: "option" }, h("label", { for: field.id }, text), field);

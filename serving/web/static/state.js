@@ -6,7 +6,7 @@ const DEFAULTS = {
   user: "",
   history: null, // item ids of a session; null for the stored history of `user`
   k: 10,
-  seen: false, // whether seen items may be recommended
+  seen: null, // whether seen items may be recommended; null leaves it to the bundle
   model: "",
   filter: null,
   prefix: "",
@@ -31,7 +31,7 @@ export function parse(hash) {
   if (Number.isInteger(k) && k >= 1 && k <= 200) found.k = k;
   const days = Number(given.get("days"));
   if (Number.isInteger(days) && days >= 1 && days <= 7) found.days = days;
-  found.seen = given.get("seen") === "1";
+  found.seen = { 0: false, 1: true }[given.get("seen")] ?? null;
   if (given.has("h")) found.history = given.getAll("h").filter(Boolean).slice(-MOST_HISTORY);
   try {
     const filter = JSON.parse(given.get("filter") ?? "null");
@@ -48,7 +48,7 @@ export function format(of) {
   for (const name of ["view", "user", "k", "model", "other", "prefix", "q", "days"]) {
     if (of[name] !== DEFAULTS[name]) said.set(name, of[name]);
   }
-  if (of.seen) said.set("seen", "1");
+  if (of.seen !== null) said.set("seen", Number(of.seen));
   if (of.filter) said.set("filter", JSON.stringify(of.filter));
   if (of.history) for (const id of of.history.length ? of.history : [""]) said.append("h", id);
   return `#${said}`;
