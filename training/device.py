@@ -77,7 +77,7 @@ def step_seconds(
         loss = module(*inputs)
         loss.backward()
         optimizer.step()
-        module.zero_grad()
+        optimizer.zero_grad()
         return float(loss.detach())  # waits for the device
 
     with torch.random.fork_rng(devices=[device] if device.type == GPU else []):

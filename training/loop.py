@@ -224,7 +224,7 @@ class _Run:
         progress.tokens += batch.size
         clip_gradients(self.module)
         self.optimizer.step()
-        self.module.zero_grad()
+        self.optimizer.zero_grad()
         progress.step += 1
         progress.loss_steps += 1
         progress.batch += len(group)
@@ -362,3 +362,8 @@ class AdamOfRows(torch.optim.AdamW):
         self._rows.param_groups[0]["lr"] = self.param_groups[0]["lr"]
         self._rows.step()  # type: ignore[no-untyped-call]
         return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        super().zero_grad(set_to_none)
+        self._rows.zero_grad(set_to_none)
