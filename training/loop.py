@@ -204,7 +204,7 @@ class _Run:
             last = now
             if progress.step % LOG_EVERY_STEPS == 0:
                 self._write_loss()
-            if now - self.saved > self.pause:
+            if self._agree(now - self.saved > self.pause):
                 self._checkpoint()
         progress.epoch, progress.batch = progress.epoch + 1, 0
 

@@ -141,6 +141,19 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert same_bits(first, again)
 
 
+def test_the_main_process_decides_when_all_write_a_checkpoint(tmp_path, monkeypatch):
+    """Clocks differ: a process that wrote one alone would wait for the others for ever."""
+
+    def answer(_, value):
+        return True if value is False else value
+
+    saved = []
+    monkeypatch.setattr(recsys.training.loop._Run, "_agree", answer)
+    monkeypatch.setattr(Checkpoints, "save", lambda *_: saved.append(1))
+    run(tmp_path)
+    assert len(saved) == STEPS + 1
+
+
 def test_a_checkpoint_of_other_settings_is_ignored(tmp_path):
     run(tmp_path, replace(CONFIG, max_steps=3))
     checkpoints = Checkpoints(tmp_path, {"settings": 2})
