@@ -271,10 +271,11 @@ static double weigh(const Fitted *f, const Ranking *r, const Room *room, int64_t
     const int64_t place = b * r->width + room->live[i], item = r->items[place];
     double total = 0;
     if (r->again && !isnan(r->again[place])) {
+        total = r->again[place];
         for (int64_t t = 0; t < r->features; t++)
             if (r->feature[t].form == VALUE)
                 total += r->feature[t].of_again * room->column[t * r->width + i];
-        return total + r->again[place];
+        return total;
     }
     for (int64_t t = 0; t < r->features; t++)
         total += r->feature[t].weight * room->column[t * r->width + i];
