@@ -62,10 +62,10 @@ def compare(a: Path | str, b: Path | str) -> dict[str, Any]:
 def compare_rankers(
     users: pa.Table, a: str, b: str, *, k: int = K, resamples: int = 1000
 ) -> list[dict[str, Any]]:
-    """Differences between two rankers about the next event, seen items masked, first minus second.
+    """Differences between two rankers about the next event, first minus second.
 
     Args:
-        users: rows as in `users.parquet`.
+        users: rows as in `users.parquet`, of one mode.
         a: the first ranker.
         b: the second.
         k: length of the lists.
@@ -76,7 +76,8 @@ def compare_rankers(
         training events, or `warm`), `users`, and `events`: a user who is asked for several events,
         in as many rows, counts once, with the mean. A target without users has no rows.
     """
-    mine, theirs = (_select(users, name, "masked") for name in (a, b))
+    (mode,) = users["seen"].unique().to_pylist()
+    mine, theirs = (_select(users, name, mode) for name in (a, b))
     cold = pc.equal(mine["target_popularity"], 0)
     parts = {"all": None, "cold": cold, "warm": pc.invert(cold)}
     rows = []
@@ -87,7 +88,7 @@ def compare_rankers(
             gaps = _differences(*gains, resamples=resamples)
             count = pc.count_distinct(tables[0]["user_id"]).as_py()
             about = {"target": target, "users": count, "events": len(tables[0])}
-            about |= {"seen": "masked", "k": k}
+            about |= {"seen": mode, "k": k}
             rows += [{**about, **row} for row in gaps if row["targets"] == "next"]
     return rows
 

@@ -41,7 +41,6 @@ from recsys.recommender import Recommender, RecommendRequest
 from recsys.splits import TEST, VALID
 
 SECTION, VERDICT = "gate", "gate.json"
-MODE: Seen = "masked"  # as requests are served by default
 ENOUGH = 300  # users with an event in the window; with fewer, the window of validation counts, too
 REPLAYS = 5  # events that a user is asked for at most
 
@@ -72,7 +71,7 @@ def stage(context: Context) -> Path:
         champion = with_new_items(load(), dataset)
         protocol = EvaluationConfig(
             ks=tuple(sorted({1, 5, config.k, 2 * config.k})),
-            seen=MODE,
+            seen=mode_of([challenger, champion]),
             users=config.users,
             resamples=config.resamples,
             seed=context.settings.seed,
@@ -123,6 +122,14 @@ def stage(context: Context) -> Path:
             (folder / VERDICT).write_text(text + "\n", encoding="utf-8")
     show(output.path)
     return output.path
+
+
+def mode_of(recommenders: Sequence[Recommender]) -> Seen:
+    """The mode in which some recommenders are compared: unmasked if one of them lists seen items.
+
+    Each treats them as it does by default (`Served`).
+    """
+    return "masked" if all(one.exclude_seen for one in recommenders) else "unmasked"
 
 
 def with_enough_users(dataset: Dataset, available: NDArray[np.bool_]) -> Dataset:
@@ -176,13 +183,17 @@ class Served:
     recommender: Recommender
 
     def rank(self, histories: Histories, k: int, exclude_seen: bool) -> Ranked:
-        """See `recsys.evaluation.protocol.Ranker`; the bundle does not know types of new events."""
+        """See `recsys.evaluation.protocol.Ranker`; the bundle does not know types of new events.
+
+        Seen items are also left out if the recommender does so by default.
+        """
         retrieval = self.recommender.retrieval
         if histories.behaviours is not None and retrieval and retrieval.types is not None:
             known = histories.behaviours < len(retrieval.types.behaviours)
             types = np.where(known, histories.behaviours, OTHER_TYPE).astype(np.uint8)
             histories = replace(histories, behaviours=types)
-        ((ranked, _),) = rank_histories(self.recommender, histories, k, (exclude_seen,))
+        without = exclude_seen or self.recommender.exclude_seen
+        ((ranked, _),) = rank_histories(self.recommender, histories, k, (without,))
         return ranked
 
 
@@ -209,7 +220,8 @@ def compare_coverage(result: Result, config: GateConfig) -> dict[str, Any]:
         the champion, or of those that were taken if these are fewer, with a 95 % interval.
     """
     lists = {
-        name: result.rankings[name][MODE].items[:, : config.k] for name in (CHALLENGER, CHAMPION)
+        name: next(iter(result.rankings[name].values())).items[:, : config.k]  # the one mode
+        for name in (CHALLENGER, CHAMPION)
     }
     lists["taken"] = result.targets["next"].items[:, None]  # one item of each user
     size = len(result.popularity)

@@ -13,13 +13,15 @@ from recsys.evaluation.compare import compare_rankers
 from recsys.evaluation.gate import (
     ENOUGH,
     REPLAYS,
+    Served,
     compare_coverage,
+    mode_of,
     replays,
     with_enough_users,
 )
 from recsys.evaluation.metrics import coverage_gap
 from recsys.evaluation.verdict import GateConfig, decide
-from recsys.interactions import Interactions
+from recsys.interactions import Histories, Interactions
 
 
 def users_table(ranks_a, ranks_b, popularity):
@@ -72,6 +74,28 @@ def test_a_user_who_is_asked_for_several_events_counts_once():
     assert (row["users"], row["events"]) == (2, 4)
     assert (row["a"], row["b"]) == (pytest.approx(0.25), pytest.approx(0.5))
     assert (row["low"], row["high"]) == (-1, 0.5), "draws of whole users"
+
+
+def test_differences_are_those_of_the_mode_of_the_table():
+    table = users_table([1, None], [None, None], [1, 1])
+    unmasked = table.set_column(1, "seen", pa.array(["unmasked"] * len(table)))
+    found = compare_rankers(unmasked, "a", "b", resamples=50)
+    assert {(row["seen"], row["a"], row["b"]) for row in found} == {("unmasked", 0.5, 0.0)}
+
+
+@pytest.mark.parametrize("excluding", [(True, True), (True, False), (False, False)])
+def test_each_recommender_treats_seen_items_as_it_does_in_service(excluding, monkeypatch):
+    asked = []
+
+    def rank(recommender, histories, k, modes):
+        asked.extend(modes)
+        return [("lists", None)]
+
+    monkeypatch.setattr("recsys.evaluation.gate.rank_histories", rank)
+    both = [SimpleNamespace(exclude_seen=each, retrieval=None) for each in excluding]
+    for recommender in both:
+        Served(recommender).rank(Histories.of([[1]]), 10, mode_of(both) == "masked")
+    assert asked == list(excluding)
 
 
 def window(*users, train=1, valid=1):
