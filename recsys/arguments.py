@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import chain, groupby
 from typing import Any
-from unicodedata import normalize
+from unicodedata import combining, normalize
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _MOST_SHOWN = 60  # characters
+_SHORT = 256  # characters of which `normalize` costs no more than sorting them
 _INTEGER = np.dtype(np.int64)
 MOST_BEAMS = 1_000_000
 """Most beams, slots or nodes; an answer has a row for every beam."""
@@ -92,7 +94,16 @@ def strings(name: str, values: Iterable[str]) -> list[str]:
 
 
 def spelled(text: str) -> str:
-    """The one spelling in Unicode (NFC) that an id has, as in prepared data."""
+    """The one spelling in Unicode (NFC) that an id has, as in prepared data.
+
+    `normalize` moves a mark past all those before it that shall stand behind it, which is quadratic
+    in their number: a long text gets the order of its marks before.
+    """
+    if len(text) > _SHORT and not text.isascii():
+        letters = "".join(normalize("NFD", letter) for letter in text)
+        runs = groupby(letters, lambda letter: combining(letter) > 0)
+        parts = (sorted(run, key=combining) if is_marks else run for is_marks, run in runs)
+        text = "".join(chain.from_iterable(parts))
     return normalize("NFC", text)
 
 
