@@ -340,10 +340,13 @@ class Aliases:
         values = {name: KeptAlias.of(one).model_dump(mode="json") for name, one in aliases.items()}
         bundle = str(self._settings.bundle.absolute())
 
-        def change(state: dict[str, Any]) -> None:  # one that was not restored stays
-            others = state["aliases"] if state.get("bundle") == bundle else {}
-            others.pop(changed, None)
-            state.update(bundle=bundle, aliases={**values, **others})
+        def change(state: dict[str, Any]) -> None:
+            if state.get("bundle") != bundle:
+                state.update(bundle=bundle, aliases=values)
+            elif changed in values:
+                state["aliases"][changed] = values[changed]
+            else:
+                state["aliases"].pop(changed, None)
 
         await self._store.state.change(STATE, change)
 

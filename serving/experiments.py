@@ -41,7 +41,7 @@ from recsys.serving.schemas.experiments import (
     ExperimentRef,
     ExperimentResults,
 )
-from recsys.serving.shared_changes import SharedState
+from recsys.serving.shared_changes import Change, SharedState
 from recsys.serving.stores.records import Exposed, Exposure, StoreError, now_ms
 from recsys.serving.stores.store import Store
 
@@ -120,16 +120,23 @@ class Assignment:
     exposure: Exposure | None
 
 
-class Experiments(SharedState):
+@dataclass(frozen=True)
+class State:
+    """The experiments by their names, and ids of those that were deleted last."""
+
+    experiments: Mapping[str, Experiment] = field(default_factory=dict)
+    deleted: Sequence[str] = ()
+
+
+class Experiments(SharedState[State]):
     """The experiments of all processes that share a store."""
 
     def __init__(self, store: Store, models: Models, off_loop: OffLoop) -> None:
         """Without experiments; `start` reads them."""
         super().__init__(store, NAME, logger)
         self._models, self._off_loop = models, off_loop
-        self._experiments: dict[str, Experiment] = {}
+        self._state = self._dropped = State()  # that whose deleted exposures are gone
         self._full: set[str] = set()  # ids of those with `MOST_EXPOSURES`
-        self._deleted: set[str] = set()  # ids of those whose exposures may still be there
         self._compared: CachedResults[ExperimentResults] = CachedResults(0.0)
         self._guarding: asyncio.Task[None] | None = None
 
@@ -219,15 +226,17 @@ class Experiments(SharedState):
                 that a service has; or an arm is no alias of this process.
             StoreError: it may not be kept; repeat the call.
         """
+
+        async def check() -> Change | None:
+            if name in self._experiments:
+                return None
+            self._check(name, body)
+            value, ident = body.model_dump(mode="json"), uuid.uuid4().hex
+            new = {"id": ident, "value": value, "time_ms": now_ms(), "by": by, "stopped": {}}
+            return lambda state: state.setdefault(RUNNING, {}).update({name: new})
+
         async with self._changing.for_client():
-            await self._catch_up()
-            if name not in self._experiments:
-                self._check(name, body)
-                value, ident = body.model_dump(mode="json"), uuid.uuid4().hex
-                new = {"id": ident, "value": value, "time_ms": now_ms(), "by": by, "stopped": {}}
-                await self._change(
-                    lambda state: state.setdefault(RUNNING, {}).setdefault(name, new)
-                )
+            await self._change(check)
             experiment = self._find(name)
             if experiment.body != body:
                 raise ProblemError(
@@ -244,12 +253,19 @@ class Experiments(SharedState):
             ProblemError: there is none of this name.
             StoreError: as `put`.
         """
-        async with self._changing.for_client():
-            await self._catch_up()
+
+        async def check() -> Change:
             self._find(name)
-            await self._change(partial(_delete, name))
+            return partial(_delete, name)
+
+        async with self._changing.for_client():
+            await self._change(check)
 
     # Internals
+
+    @property
+    def _experiments(self) -> Mapping[str, Experiment]:
+        return self._state.experiments
 
     def _find(self, name: str) -> Experiment:
         try:
@@ -280,7 +296,7 @@ class Experiments(SharedState):
                     f"arms[{number}]: there is no alias {arm.alias!r}; /v1/models lists them",
                 )
 
-    def _use(self, stored: dict[str, Any]) -> None:
+    def _read(self, stored: dict[str, Any]) -> State:
         experiments = {}
         for name, fields in stored.get(RUNNING, {}).items():
             try:
@@ -290,8 +306,7 @@ class Experiments(SharedState):
                 continue
             others = {key: value for key, value in fields.items() if key != "value"}
             experiments[name] = Experiment(name=name, body=body, **others)
-        self._deleted.update(stored.get(DELETED, ()))
-        self._experiments = experiments
+        return State(experiments, stored.get(DELETED, ()))
 
     async def _compare(self, experiment: Experiment) -> ExperimentResults:
         state = experiment.id, *experiment.stopped
@@ -335,9 +350,10 @@ class Experiments(SharedState):
 
     async def _drop_deleted(self) -> None:
         """Delete exposures of deleted experiments, also those that other processes wrote since."""
-        for ident in [*self._deleted]:
+        state = self._state
+        for ident in state.deleted if state is not self._dropped else ():
             await self._store.served.drop_exposures(ident)
-            self._deleted.discard(ident)
+        self._dropped = state
 
     async def _check_arms(self, name: str) -> None:
         """Stop the arms that are shown to be worse than the first, if the experiment says so."""
@@ -353,21 +369,24 @@ class Experiments(SharedState):
         """Stop an arm; returns whether no other process was faster."""
         is_first = False
 
-        def stop(state: dict[str, Any]) -> None:
+        async def check() -> Change | None:
             nonlocal is_first
-            fields = state[RUNNING].get(experiment.name, {})
-            is_first = fields.get("id") == experiment.id and alias not in fields["stopped"]
-            if is_first:
-                fields["stopped"][alias] = now_ms()
+            now = self._experiments.get(experiment.name)
+            is_first = now is not None and now.id == experiment.id and alias not in now.stopped
+            return partial(_stop, experiment.name, {alias: now_ms()}) if is_first else None
 
         async with self._changing:
-            await self._change(stop)
+            await self._change(check)
         return is_first
 
 
+def _stop(name: str, stopped: Mapping[str, int], state: dict[str, Any]) -> None:
+    state[RUNNING][name]["stopped"].update(stopped)
+
+
 def _delete(name: str, state: dict[str, Any]) -> None:
-    if experiment := state[RUNNING].pop(name, None):
-        state[DELETED] = [*state.get(DELETED, ()), experiment["id"]][-MOST_EXPERIMENTS:]
+    ident = state[RUNNING].pop(name)["id"]
+    state[DELETED] = [*state.get(DELETED, ()), ident][-MOST_EXPERIMENTS:]
 
 
 def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> ExperimentResults:

@@ -7,7 +7,7 @@ process has just given to an alias. Processes look for each other's changes once
 import asyncio
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,7 +19,7 @@ from recsys.serving.errors import ProblemError
 from recsys.serving.models import Model, Models
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList
-from recsys.serving.shared_changes import SharedState
+from recsys.serving.shared_changes import Change, SharedState
 from recsys.serving.stores.records import now_ms
 from recsys.serving.stores.store import Store
 
@@ -53,7 +53,7 @@ class State:
     aliases: Mapping[str, list[str]] = field(default_factory=dict)
 
 
-class Rules(SharedState):
+class Rules(SharedState[State]):
     """The rules of all processes that share a store."""
 
     def __init__(self, store: Store, models: Models) -> None:
@@ -69,11 +69,12 @@ class Rules(SharedState):
 
         It takes long if the rules are large, and may be made on another thread.
         """
-        names = sorted(name for name in self._state.rules if name > after)
+        state = self._state  # it may be replaced meanwhile
+        names = sorted(name for name in state.rules if name > after)
         rules: list[RuleInfo] = []
         size = 0
         for name in names[:limit]:
-            info = self._info(name)
+            info = _info(name, state)
             size += len(str(info))
             if rules and size > PAGE:
                 break
@@ -119,14 +120,18 @@ class Rules(SharedState):
             QueueFullError: too many changes wait.
             StoreError: the rule may not be kept; repeat the call.
         """
-        async with self._changing.for_client():
-            await self._catch_up()
+
+        async def check() -> Change | None:
             value = await asyncio.to_thread(self._checked, name, body)
             stored = self._state.rules.get(name)
-            if stored is None or stored.value != value:
-                rule = {"value": value, "time_ms": now_ms(), "by": by}
-                await self._change(lambda state: state.setdefault("rules", {}).update({name: rule}))
-            return self._info(name)
+            if stored is not None and stored.value == value:
+                return None
+            rule = {"value": value, "time_ms": now_ms(), "by": by}
+            return lambda state: state.setdefault("rules", {}).update({name: rule})
+
+        async with self._changing.for_client():
+            await self._change(check)
+            return _info(name, self._state)
 
     async def delete(self, name: str) -> None:
         """Delete a rule.
@@ -135,10 +140,19 @@ class Rules(SharedState):
             ProblemError: there is none of this name, or an alias has it.
             StoreError: as `put`.
         """
-        async with self._changing.for_client():
-            await self._catch_up()
+
+        async def check() -> Change:
             self._find(name)
-            await self._change(partial(_delete, name))
+            if users := _users(self._state.aliases, name):
+                raise ProblemError(
+                    "rule_in_use",
+                    f"The rule {name!r} is a standing rule of the alias {users[0]!r}; take it out "
+                    f"of its 'rules' with PUT /v1/aliases/{users[0]} first.",
+                )
+            return lambda state: state["rules"].pop(name, None)
+
+        async with self._changing.for_client():
+            await self._change(check)
 
     async def require(self, names: Sequence[str]) -> None:
         """Refuse names that no process has a rule for.
@@ -158,20 +172,22 @@ class Rules(SharedState):
             StoreError: as `put`.
         """
         value = [*dict.fromkeys(names)]
-        async with self._changing.for_client():
-            await self._catch_up()
+
+        async def check() -> Change | None:
             if rules := self._named(value):
                 await asyncio.to_thread(self.check, rules, self._models.get(alias))
                 try:
                     await asyncio.to_thread(_check_together, rules.values())
                 except RuleError as error:
                     raise ProblemError.at("invalid_request", f"rules: {error}") from None
-            if self.standing(alias) != value:
-                await self._change(partial(_stand, alias, value))
+            return None if self.standing(alias) == value else partial(_stand, alias, value)
+
+        async with self._changing.for_client():
+            await self._change(check)
 
     # Internals
 
-    def _use(self, stored: dict[str, Any]) -> None:
+    def _read(self, stored: dict[str, Any]) -> State:
         rules: dict[str, StoredRule] = {}
         for name, fields in stored.get("rules", {}).items():
             before = self._state.rules.get(name)
@@ -184,12 +200,7 @@ class Rules(SharedState):
                 logger.error("rule %s of the store cannot be read: %s", name, error)
         standing = stored.get("aliases", {}).items()
         aliases = {alias: [name for name in names if name in rules] for alias, names in standing}
-        self._state = State(rules, aliases)
-
-    def _info(self, name: str) -> RuleInfo:
-        """Describe a rule as it is now."""
-        rule, aliases = self._find(name), _users(self._state.aliases, name)
-        return RuleInfo(name=name, time_ms=rule.time_ms, by=rule.by, aliases=aliases, **rule.value)
+        return State(rules, aliases)
 
     def _find(self, name: str) -> StoredRule:
         try:
@@ -202,7 +213,12 @@ class Rules(SharedState):
     def _named(self, names: Sequence[str]) -> dict[str, Rule]:
         """Rules by their names; `ProblemError` for the first that is none."""
         rules = self._state.rules
-        _check_there(rules, names)
+        for number, name in enumerate(names):
+            if name not in rules:
+                raise ProblemError.at(
+                    "invalid_request",
+                    f"rules[{number}]: there is no rule {name!r}; GET /v1/rules lists them",
+                )
         return {name: rules[name].rule for name in names}
 
     def _checked(self, name: str, body: RuleBody) -> dict[str, Any]:
@@ -241,31 +257,17 @@ def _users(aliases: Mapping[str, Sequence[str]], name: str) -> list[str]:
     return sorted(alias for alias, names in aliases.items() if name in names)
 
 
-def _delete(name: str, state: dict[str, Any]) -> None:
-    if users := _users(state.get("aliases", {}), name):
-        raise ProblemError(
-            "rule_in_use",
-            f"The rule {name!r} is a standing rule of the alias {users[0]!r}; take it out of "
-            f"its 'rules' with PUT /v1/aliases/{users[0]} first.",
-        )
-    state["rules"].pop(name, None)
+def _info(name: str, state: State) -> RuleInfo:
+    """Describe a rule of a state."""
+    rule, aliases = state.rules[name], _users(state.aliases, name)
+    return RuleInfo(name=name, time_ms=rule.time_ms, by=rule.by, aliases=aliases, **rule.value)
 
 
 def _stand(alias: str, names: list[str], state: dict[str, Any]) -> None:
-    _check_there(state.get("rules", {}), names)
     aliases = state.setdefault("aliases", {})
     aliases[alias] = names
     if not names:
         del aliases[alias]
-
-
-def _check_there(rules: Collection[str], names: Sequence[str]) -> None:
-    for number, name in enumerate(names):
-        if name not in rules:
-            raise ProblemError.at(
-                "invalid_request",
-                f"rules[{number}]: there is no rule {name!r}; GET /v1/rules lists them",
-            )
 
 
 def _check_together(rules: Iterable[Rule]) -> None:

@@ -324,7 +324,7 @@ class Service:
         What takes long is made on a helper thread, with its masks.
         """
         start, deadline = time.monotonic(), self.deadline
-        rules = self.state.rules.of(alias, body.rules)
+        rules, standing = self.state.rules.of(alias, body.rules), self.state.rules.standing(alias)
         history = await self._history(body, deadline)
         read_s = time.monotonic() - start
         if history is None and not body.fallback:
@@ -334,8 +334,10 @@ class Service:
             rules or body.boosts or body.blend or body.mode == "relaxed"
         )
         parts = known.items, known.disliked, known.earlier, body.exclude_items
-        standing = {name: rules[name] for name in self.state.rules.standing(alias)}
-        groups = standing.values(), (rule for name, rule in rules.items() if name not in standing)
+        groups = [
+            [rule for name, rule in rules.items() if (name in standing) is is_standing]
+            for is_standing in (True, False)
+        ]
         make = partial(_request, body, known, groups, model.recommender, is_plain=is_plain)
         try:
             if is_plain and sum(map(len, parts)) <= SHORT:

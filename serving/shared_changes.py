@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 from recsys.serving.batcher import QueueFullError
+from recsys.serving.stores.journal import OutdatedError
 from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.store import Store
 
+StateT = TypeVar("StateT")
+Change = Callable[[dict[str, Any]], None]
 LOOK_S = 1.0  # between two looks at the store
 MAX_CHANGES = 32  # of one kind, waiting and under way
 
@@ -76,12 +79,17 @@ class Follower(ABC):
                 self._logger.exception("changes of other processes could not be read")
 
 
-class SharedState(Follower):
+class SharedState(Follower, Generic[StateT]):
     """A JSON object of the store that all processes have.
 
     It is changed in transactions: a change knows all changes before it, of whatever process.
+
+    Attributes:
+        _state: what `_read` made of the object; replaced on the event loop alone, so it does not
+            change between two statements there.
     """
 
+    _state: StateT
     _revision: str | None = None  # of what this process has
 
     async def start(self) -> None:
@@ -90,21 +98,30 @@ class SharedState(Follower):
         self.follow()
 
     @abstractmethod
-    def _use(self, stored: dict[str, Any]) -> None:
-        """Have this object from now on; called on another thread, since it may be large."""
+    def _read(self, stored: dict[str, Any]) -> StateT:
+        """The state of this object; called on another thread, since it may be large."""
 
     async def _catch_up(self) -> None:
         state = self._store.state
         revision = await state.revision(self._name)
         if revision != self._revision:
-            await asyncio.to_thread(self._use, await state.get(self._name) or {})
-            self._revision = revision
+            await self._have(revision, await state.get(self._name) or {})
 
-    async def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Let `change` alter the object in a transaction, and have the result.
+    async def _change(self, check: Callable[[], Awaitable[Change | None]]) -> None:
+        """Alter the object in a transaction, and have the result.
 
-        It is called on the writing thread, again if other writes fail, and refuses by raising.
+        `check` is awaited with all changes before it, and again if another process makes one
+        meanwhile. It returns what alters the object, on the writing thread, or None.
         """
-        revision, stored = await self._store.state.change(self._name, change)
-        await asyncio.to_thread(self._use, stored)
+        while True:
+            await self._catch_up()
+            if (change := await check()) is None:
+                return
+            with contextlib.suppress(OutdatedError):
+                written = await self._store.state.change(self._name, change, self._revision)
+                await self._have(*written)
+                return
+
+    async def _have(self, revision: str | None, stored: dict[str, Any]) -> None:
+        self._state = await asyncio.to_thread(self._read, stored)
         self._revision = revision

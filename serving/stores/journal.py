@@ -12,7 +12,12 @@ from recsys.serving.stores.database import JOURNALING
 from recsys.serving.stores.schema import JOURNAL, STATE
 
 PAGE, PAGE_BYTES = 10_000, 8 << 20  # records that are read at once
+ANY = "any"  # revision
 LAST = sa.select(sa.func.coalesce(sa.func.max(JOURNAL.c.id), 0))
+
+
+class OutdatedError(Exception):
+    """The value has another revision by now."""
 
 
 class Journaled(NamedTuple):
@@ -107,15 +112,22 @@ class StateTable:
         """What `change` has last returned in any process, before the value: another each time."""
         return await self.get(_revision(key))
 
-    async def change(self, key: str, change: Callable[[Any], None]) -> tuple[str, Any]:
+    async def change(
+        self, key: str, change: Callable[[Any], None], before: str | None = ANY
+    ) -> tuple[str, Any]:
         """Let `change` alter the stored value, durably and while no other process does.
 
         If it raises, nothing is altered. Returns the new revision and the new value.
+
+        Raises:
+            OutdatedError: the value does not have the revision `before`.
         """
         database, revision = self._calls.database, uuid.uuid4().hex
 
         def alter(connection: sa.Connection) -> tuple[str, Any]:
             database.lock(connection, JOURNALING)
+            if before not in (ANY, database.state(connection, _revision(key))):
+                raise OutdatedError
             value = database.state(connection, key) or {}
             change(value)
             database.put_state(connection, key, value)

@@ -351,6 +351,16 @@ async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(models, ru
     assert "alias champion is not restored" in caplog.text
 
 
+async def test_an_alias_that_another_process_removed_stays_away(models, running):
+    async with running(models) as (one, _), running(models) as (two, service):
+        for client in (one, two):
+            await client.put("/v1/aliases/third", json={"bundle": "one"})
+        assert (await one.delete("/v1/aliases/third")).status_code == 204
+        await two.put("/v1/aliases/other", json={"bundle": "one"})
+        stored = await service.store.state.get("aliases")
+    assert {*stored["aliases"]} == {"champion", "other"}
+
+
 async def test_an_alias_whose_bundle_is_away_is_kept_until_it_is_changed(models, running):
     async with running(models) as (client, _):
         for alias in ("champion", "third", "other"):

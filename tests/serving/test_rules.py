@@ -1,11 +1,15 @@
 """Rules over HTTP: applied as their parts inline, kept, and never left dangling."""
 
 import asyncio
+import threading
 
 import pytest
+from oracles import PATIENCE_S
 from shared_changes_suite import SharedChangesSuite
 
 from recsys.serving import auth
+from recsys.serving.rules import Rules, State
+from recsys.serving.schemas.rules import RuleBody, RuleInfo
 from recsys.serving.settings import ServingSettings
 
 URL = "/v1/recommendations"
@@ -408,6 +412,23 @@ class TestSharedChanges(SharedChangesSuite):
         assert code(await one.delete("/v1/rules/second")) == (409, "rule_in_use")
         assert (await one.delete("/v1/rules/first")).status_code == 204
 
+    async def test_a_change_is_checked_with_all_changes_before_it(self, neighbours, monkeypatch):
+        one, two, _ = neighbours
+        monkeypatch.setattr("recsys.serving.rules.MOST_RULES", 1)
+        checked, both, checks = Rules._checked, threading.Barrier(2), []
+
+        def at_once(rules, *rule):
+            value = checked(rules, *rule)
+            if len(checks) < 2:
+                checks.append(rule)
+                both.wait(PATIENCE_S)
+            return value
+
+        monkeypatch.setattr(Rules, "_checked", at_once)
+        bodies = {one: "/v1/rules/a", two: "/v1/rules/b"}
+        puts = (client.put(path, json={"pin": ["item-1"]}) for client, path in bodies.items())
+        assert sorted(done.status_code for done in await asyncio.gather(*puts)) == [200, 422]
+
 
 async def test_what_another_version_stored_is_kept_and_not_applied(client, caplog):
     service = client._transport.app.state.service
@@ -440,21 +461,54 @@ async def test_the_store_has_no_more_than_the_rules_that_are_there(client):
     assert stored["aliases"] == {}
 
 
-async def test_a_change_is_refused_by_what_the_store_has(client, monkeypatch):
-    rules = client._transport.app.state.service.state.rules
-    await put(client, "x", {"pin": ["B0007"]})
+async def test_an_alias_gets_rules_while_a_history_is_read(client, service, monkeypatch):
+    await put(client, "summer", SUMMER)
+    read = service.store.history.read
 
-    async def look():  # other processes are faster from now on
-        pass
+    async def slow(*arguments):
+        await stand(client, "champion", "summer")
+        return await read(*arguments)
 
-    monkeypatch.setattr(rules, "_catch_up", look)
-    state = client._transport.app.state.service.store.state
-    await state.change("rules", lambda stored: stored.update(aliases={"champion": ["x"]}))
-    assert code(await client.delete("/v1/rules/x")) == (409, "rule_in_use")
-    await state.change("rules", lambda stored: stored.update(aliases={}, rules={}))
-    response = await client.put("/v1/aliases/champion", json={"rules": ["x"]})
-    assert code(response) == (422, "invalid_request")
-    assert response.json()["errors"][0]["pointer"] == "/rules/0"
+    monkeypatch.setattr(service.store.history, "read", slow)
+    response = await client.post(URL, json={"user": "ada"})
+    assert response.status_code == 200, response.text
+    assert "rules" not in response.json(), "it came before"
+
+
+async def test_a_page_is_of_one_moment(client, service, monkeypatch):
+    for name in ("x", "y"):
+        await put(client, name, SUMMER)
+
+    def deleted(**fields):
+        service.state.rules._state = State()
+        return RuleInfo(**fields)
+
+    monkeypatch.setattr("recsys.serving.rules.RuleInfo", deleted)
+    page = await client.get("/v1/rules")
+    assert [rule["name"] for rule in page.json()["rules"]] == ["x", "y"]
+
+
+async def test_a_change_that_is_given_up_replaces_no_later_one(client, service, monkeypatch):
+    rules = service.state.rules
+    read, began, gate, ended = rules._read, *(threading.Event() for _ in range(3))
+
+    def slow(stored):
+        state = read(stored)
+        if not began.is_set():
+            began.set()
+            gate.wait(PATIENCE_S)
+            ended.set()
+        return state
+
+    monkeypatch.setattr(rules, "_read", slow)
+    change = asyncio.create_task(rules.put("x", RuleBody(pin=["B0007"]), None))
+    await asyncio.to_thread(began.wait, PATIENCE_S)
+    change.cancel()
+    await asyncio.gather(change, return_exceptions=True)
+    await put(client, "y", SUMMER)
+    gate.set()
+    await asyncio.to_thread(ended.wait, PATIENCE_S)
+    assert [rule.name for rule in rules.page("", 9).rules] == ["x", "y"]
 
 
 async def test_rules_do_not_apply_to_similar_items(settings, recommender, running):
