@@ -35,8 +35,8 @@ KEPT_S = 10.0
 class Tally:
     """Counts answers, page by page, and the events that refer to them."""
 
-    def __init__(self, epoch: Epoch, events: EventColumns, not_history: Collection[str]) -> None:
-        """With all events; those of the types `not_history` are no sign of interest.
+    def __init__(self, epoch: Epoch, events: EventColumns) -> None:
+        """With all events; those that are no part of a history are no sign of interest.
 
         What a user did with an item before returning it does not count. Items of answers and events
         are those of `epoch`; others have no figures.
@@ -48,12 +48,12 @@ class Tally:
         self._shown, self._chosen = (np.zeros(len(epoch.catalog), np.int64) for _ in range(2))
         rows = events.rows
         first, pair, returned = events.pairs()
-        interests = events.by_type(lambda name: name not in not_history) > 0
+        interests = events.has_sign(Sign.PART)
         interest = np.full(len(first), -1, np.int64)
         np.maximum.at(interest, pair[interests], rows["time_ms"][interests])
         items = rows["item"][first[interest > returned]]
         self._people = np.bincount(items[items >= 0], minlength=len(epoch.catalog))
-        kept = ~events.has_sign(Sign.PART) | (rows["time_ms"] > returned[pair])
+        kept = ~interests | (rows["time_ms"] > returned[pair])
         order = np.flatnonzero(kept)[np.argsort(rows["answer"][kept], kind="stable")]
         self._feedback, self._interests = rows[order], interests[order]  # by answer
 
@@ -193,7 +193,7 @@ class DailyFigures:
         events, oldest_ms = await EventColumns.newest(
             store, self._off_loop, epoch.catalog.known, since_ms, self._not_history
         )
-        tally = await self._off_loop(Tally, epoch, events, self._not_history)
+        tally = await self._off_loop(Tally, epoch, events)
         start, forgotten_ms = await store.served.last()
         while start:
             answers = await store.served.page(start, ANSWERS, since_ms)

@@ -156,7 +156,7 @@ class Experiments(SharedState[State]):
 
     def all(self) -> list[ExperimentInfo]:
         """Describe all experiments, sorted by name."""
-        return [self._experiments[name].info() for name in sorted(self._experiments)]
+        return [self._state.experiments[name].info() for name in sorted(self._state.experiments)]
 
     def assign(self, name: str, user: str | None) -> Assignment | None:
         """The arm of a request to `name`; None if that is no experiment.
@@ -164,7 +164,7 @@ class Experiments(SharedState[State]):
         Requests without a user, those after the end, and those whose arm was stopped or has no
         model here are answered by the first arm, and do not count.
         """
-        experiment = self._experiments.get(name)
+        experiment = self._state.experiments.get(name)
         if experiment is None:
             return None
         first = Assignment(
@@ -196,7 +196,7 @@ class Experiments(SharedState[State]):
         Raises:
             ProblemError: an experiment has this name.
         """
-        if alias in self._experiments:
+        if alias in self._state.experiments:
             raise ProblemError(
                 "alias_conflict",
                 f"There is an experiment {alias!r}, and requests name both by `model`; choose "
@@ -209,7 +209,7 @@ class Experiments(SharedState[State]):
         Raises:
             ProblemError: an experiment that runs has it.
         """
-        for name, experiment in self._experiments.items():
+        for name, experiment in self._state.experiments.items():
             if alias in experiment.aliases and now_ms() < experiment.ends_ms:
                 raise ProblemError(
                     "alias_conflict",
@@ -228,7 +228,7 @@ class Experiments(SharedState[State]):
         """
 
         async def check() -> Change | None:
-            if name in self._experiments:
+            if name in self._state.experiments:
                 return None
             self._check(name, body)
             value, ident = body.model_dump(mode="json"), uuid.uuid4().hex
@@ -263,20 +263,16 @@ class Experiments(SharedState[State]):
 
     # Internals
 
-    @property
-    def _experiments(self) -> Mapping[str, Experiment]:
-        return self._state.experiments
-
     def _find(self, name: str) -> Experiment:
         try:
-            return self._experiments[name]
+            return self._state.experiments[name]
         except KeyError:
             raise ProblemError(
                 "unknown_experiment", f"There is no experiment {name!r}; /v1/models lists them."
             ) from None
 
     def _check(self, name: str, body: ExperimentBody) -> None:
-        if len(self._experiments) >= MOST_EXPERIMENTS:
+        if len(self._state.experiments) >= MOST_EXPERIMENTS:
             raise ProblemError(
                 "experiment_conflict",
                 f"There are {MOST_EXPERIMENTS} experiments already, the most that a service has; "
@@ -332,7 +328,7 @@ class Experiments(SharedState[State]):
             await asyncio.sleep(LOOK_S)
             running = [
                 experiment.name
-                for experiment in self._experiments.values()
+                for experiment in self._state.experiments.values()
                 if now_ms() < experiment.ends_ms
             ]
             for name in running:
@@ -371,7 +367,7 @@ class Experiments(SharedState[State]):
 
         async def check() -> Change | None:
             nonlocal is_first
-            now = self._experiments.get(experiment.name)
+            now = self._state.experiments.get(experiment.name)
             is_first = now is not None and now.id == experiment.id and alias not in now.stopped
             return partial(_stop, experiment.name, {alias: now_ms()}) if is_first else None
 

@@ -16,7 +16,7 @@ from recsys.serving.stores.records import Served
 
 HOUR_MS = 3_600_000
 ITEMS = 300
-SEEN_ONLY = ("impression", "dismiss", "return")  # types that are no sign of interest
+SEEN_ONLY = ("impression", "thumbs_down", "return")  # types that are no sign of interest
 
 
 @pytest.fixture(autouse=True)
