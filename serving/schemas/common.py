@@ -39,12 +39,9 @@ def before(change: Callable[[str], str]) -> BeforeValidator:
     return BeforeValidator(lambda value: change(value) if isinstance(value, str) else value)
 
 
+Column = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS)]
 # Both spellings of a letter in Unicode are one id, as in prepared data.
-Id = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS),
-    before(spelled),
-]
+Id = Annotated[Column, before(spelled)]
 ItemId = Id
 UserId = Id
 AliasName = Annotated[str, StringConstraints(pattern=NAME)]

@@ -21,6 +21,7 @@ from recsys.serving.schemas.common import (
     MAX_K,
     Alias,
     Body,
+    Column,
     First,
     ItemId,
     K,
@@ -132,7 +133,7 @@ class ItemBody(Body):
         description="Text from which its semantic ID is computed.",
         examples=["50 ml, with shea butter"],
     )
-    attributes: dict[ItemId, Attribute] = Field(
+    attributes: dict[Column, Attribute] = Field(
         {},
         max_length=200,
         description="Attributes for filters.",
@@ -151,7 +152,7 @@ class ItemPatch(Body):
 
     title: str | None = Field(None, max_length=1_000, examples=["Rose hand cream, 75 ml"])
     text: str | None = Field(None, max_length=100_000)
-    attributes: dict[ItemId, Attribute] = Field(
+    attributes: dict[Column, Attribute] = Field(
         {},
         max_length=200,
         description="Attributes to set, by name; null removes one.",

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, StringConstraints, WithJsonSchema, model_
 
 from recsys.arguments import MOST_CAPS, MOST_PINS
 from recsys.constraint.filters import MOST_BOOSTS, MOST_WEIGHT
-from recsys.serving.schemas.common import MAX_K, NAME, Body, Id, ItemId, Query
+from recsys.serving.schemas.common import MAX_K, NAME, Body, Column, ItemId, Query
 
 MAX_RULES = 16  # of one request, or of one alias
 MAX_PAGE = 200
@@ -68,7 +68,7 @@ class RuleParts(BaseModel):
         "exclusions, availability and `max_per` allow them.",
         examples=[["B0077"]],
     )
-    max_per: dict[Id, Annotated[int, Field(ge=1, le=MAX_K)]] = Field(
+    max_per: dict[Column, Annotated[int, Field(ge=1, le=MAX_K)]] = Field(
         {},
         max_length=MOST_CAPS,
         description="By attribute: how many items of a list may have the same value of it.",

@@ -19,6 +19,7 @@ ACME = {"must": [{"key": "brand", "match": "Acme"}]}
 BURY = [{"filter": ACME, "weight": -3.0}]
 SUMMER = {"filter": CHEAP, "boosts": BURY}
 BROKEN = {"pin": "a"}
+DECOMPOSED = "gro\u0308sse"  # the name of a column, as some systems write it
 ASK = {"history": ["B0003", "B0020"], "k": 8}
 
 
@@ -29,7 +30,7 @@ def bundles(random_bundle, tmp_path_factory):
     prices = [float(i) for i in range(ITEMS)]
     random_bundle(folder / "one", ITEMS, brand=brands, price=prices)
     random_bundle(folder / "two", ITEMS, seed=1, brand=brands, price=prices)
-    random_bundle(folder / "bare", ITEMS, seed=2)
+    random_bundle(folder / "bare", ITEMS, seed=2, **{DECOMPOSED: prices})
     return folder
 
 
@@ -459,6 +460,16 @@ async def test_the_store_has_no_more_than_the_rules_that_are_there(client):
     assert [*stored["rules"]] == ["x"]
     assert stored["rules"]["x"]["value"] == {"pin": ["B0004"]}
     assert stored["aliases"] == {}
+
+
+async def test_a_column_has_the_name_that_the_bundle_gives_it(bundles, real, running):
+    only = {"filter": {"must": [{"key": DECOMPOSED, "match": -1}]}, "max_per": {DECOMPOSED: 1}}
+    async with running(real.model_copy(update={"bundle": bundles / "bare"})) as (client, _):
+        patch = {"attributes": {DECOMPOSED: -1.0}}
+        assert (await client.patch("/v1/items/B0007", json=patch)).status_code == 200
+        await put(client, "only", only)
+        found, _, _ = await ask(client, rules=["only"])
+        assert [name for name, _, _ in found] == ["B0007"]
 
 
 async def test_an_alias_gets_rules_while_a_history_is_read(client, service, monkeypatch):
