@@ -1,11 +1,15 @@
 import json
+import random
 import threading
+from itertools import pairwise
+from unicodedata import combining, normalize
 
 import pytest
 from fastapi.exceptions import RequestValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recsys.arguments import spelled
 from recsys.serving.api.routing import document
 from recsys.serving.bodies import LARGE, MAX_DEPTH, MAX_NAMES, MalformedError, parse, read
 from recsys.serving.schemas.events import EventsBody
@@ -93,3 +97,21 @@ async def test_only_a_large_body_leaves_the_event_loop():
         await read(lambda body: threading.get_ident(), b"x" * (LARGE + 1)) for _ in range(2)
     ]
     assert first == second != here
+
+
+def test_marks_are_in_order_before_a_long_text_is_normalised(monkeypatch):
+    """`normalize` takes a time that is quadratic in marks that are not in order."""
+    passed, draw = [], random.Random(0)
+
+    def noted(form, text):
+        passed.append(text)
+        return normalize(form, text)
+
+    monkeypatch.setattr("recsys.arguments.normalize", noted)
+    letters = "ae\ufb2c\uac01\u1100\u1161" + 9 * "\u0300\u0316\u0301\u0345\u0f71\u0f72\u0344\u3099"
+    for length in (5, 256, 257, 3_000, 3_000):
+        text = "".join(draw.choices(letters, k=length))
+        assert spelled(text) == normalize("NFC", text)
+    for text in passed:
+        classes = [*map(combining, text)] if len(text) > 256 else []
+        assert all(after == 0 or before <= after for before, after in pairwise(classes))

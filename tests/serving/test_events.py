@@ -3,14 +3,11 @@
 import asyncio
 import gc
 import json
-import random
 import time
-from itertools import pairwise
-from unicodedata import combining, normalize
+from unicodedata import normalize
 
 import pytest
 
-from recsys.arguments import spelled
 from recsys.serving import service as service_module
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas.events import MAX_EVENTS
@@ -398,24 +395,6 @@ async def test_both_spellings_of_an_id_are_one_in_requests(client):
         given = {"history": [spelling], "items": [spelling]}
         ranked = (await client.post("/v1/rank", json=given)).json()
         assert (ranked["items"][0]["item_id"], ranked["history_items"]) == (name, 1)
-
-
-def test_marks_are_in_order_before_a_long_text_is_normalised(monkeypatch):
-    """`normalize` takes a time that is quadratic in marks that are not in order."""
-    passed, draw = [], random.Random(0)
-
-    def noted(form, text):
-        passed.append(text)
-        return normalize(form, text)
-
-    monkeypatch.setattr("recsys.arguments.normalize", noted)
-    letters = "ae\ufb2c\uac01\u1100\u1161" + 9 * "\u0300\u0316\u0301\u0345\u0f71\u0f72\u0344\u3099"
-    for length in (5, 256, 257, 3_000, 3_000):
-        text = "".join(draw.choices(letters, k=length))
-        assert spelled(text) == normalize("NFC", text)
-    for text in passed:
-        classes = [*map(combining, text)] if len(text) > 256 else []
-        assert all(after == 0 or before <= after for before, after in pairwise(classes))
 
 
 async def test_a_stored_type_can_be_sent_again(client):
