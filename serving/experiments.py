@@ -120,22 +120,14 @@ class Assignment:
     exposure: Exposure | None
 
 
-@dataclass(frozen=True)
-class State:
-    """The experiments by their names, and ids of those that were deleted last."""
-
-    experiments: Mapping[str, Experiment] = field(default_factory=dict)
-    deleted: Sequence[str] = ()
-
-
-class Experiments(SharedState[State]):
+class Experiments(SharedState[dict[str, Experiment]]):
     """The experiments of all processes that share a store."""
 
     def __init__(self, store: Store, models: Models, off_loop: OffLoop) -> None:
         """Without experiments; `start` reads them."""
         super().__init__(store, NAME, logger)
         self._models, self._off_loop = models, off_loop
-        self._state = self._dropped = State()  # that whose deleted exposures are gone
+        self._state = {}
         self._full: set[str] = set()  # ids of those with `MOST_EXPOSURES`
         self._compared: CachedResults[ExperimentResults] = CachedResults(0.0)
         self._guarding: asyncio.Task[None] | None = None
@@ -156,7 +148,7 @@ class Experiments(SharedState[State]):
 
     def all(self) -> list[ExperimentInfo]:
         """Describe all experiments, sorted by name."""
-        return [self._state.experiments[name].info() for name in sorted(self._state.experiments)]
+        return [self._state[name].info() for name in sorted(self._state)]
 
     def assign(self, name: str, user: str | None) -> Assignment | None:
         """The arm of a request to `name`; None if that is no experiment.
@@ -164,7 +156,7 @@ class Experiments(SharedState[State]):
         Requests without a user, those after the end, and those whose arm was stopped or has no
         model here are answered by the first arm, and do not count.
         """
-        experiment = self._state.experiments.get(name)
+        experiment = self._state.get(name)
         if experiment is None:
             return None
         first = Assignment(
@@ -196,7 +188,7 @@ class Experiments(SharedState[State]):
         Raises:
             ProblemError: an experiment has this name.
         """
-        if alias in self._state.experiments:
+        if alias in self._state:
             raise ProblemError(
                 "alias_conflict",
                 f"There is an experiment {alias!r}, and requests name both by `model`; choose "
@@ -209,7 +201,7 @@ class Experiments(SharedState[State]):
         Raises:
             ProblemError: an experiment that runs has it.
         """
-        for name, experiment in self._state.experiments.items():
+        for name, experiment in self._state.items():
             if alias in experiment.aliases and now_ms() < experiment.ends_ms:
                 raise ProblemError(
                     "alias_conflict",
@@ -228,7 +220,7 @@ class Experiments(SharedState[State]):
         """
 
         async def check() -> Change | None:
-            if name in self._state.experiments:
+            if name in self._state:
                 return None
             self._check(name, body)
             value, ident = body.model_dump(mode="json"), uuid.uuid4().hex
@@ -265,14 +257,14 @@ class Experiments(SharedState[State]):
 
     def _find(self, name: str) -> Experiment:
         try:
-            return self._state.experiments[name]
+            return self._state[name]
         except KeyError:
             raise ProblemError(
                 "unknown_experiment", f"There is no experiment {name!r}; /v1/models lists them."
             ) from None
 
     def _check(self, name: str, body: ExperimentBody) -> None:
-        if len(self._state.experiments) >= MOST_EXPERIMENTS:
+        if len(self._state) >= MOST_EXPERIMENTS:
             raise ProblemError(
                 "experiment_conflict",
                 f"There are {MOST_EXPERIMENTS} experiments already, the most that a service has; "
@@ -292,7 +284,7 @@ class Experiments(SharedState[State]):
                     f"arms[{number}]: there is no alias {arm.alias!r}; /v1/models lists them",
                 )
 
-    def _read(self, stored: dict[str, Any]) -> State:
+    def _read(self, stored: dict[str, Any]) -> dict[str, Experiment]:
         experiments = {}
         for name, fields in stored.get(RUNNING, {}).items():
             try:
@@ -302,7 +294,7 @@ class Experiments(SharedState[State]):
                 continue
             others = {key: value for key, value in fields.items() if key != "value"}
             experiments[name] = Experiment(name=name, body=body, **others)
-        return State(experiments, stored.get(DELETED, ()))
+        return experiments
 
     async def _compare(self, experiment: Experiment) -> ExperimentResults:
         state = experiment.id, *experiment.stopped
@@ -326,11 +318,7 @@ class Experiments(SharedState[State]):
         pruned = -math.inf
         while True:
             await asyncio.sleep(LOOK_S)
-            running = [
-                experiment.name
-                for experiment in self._state.experiments.values()
-                if now_ms() < experiment.ends_ms
-            ]
+            running = [one.name for one in self._state.values() if now_ms() < one.ends_ms]
             for name in running:
                 try:
                     await self._check_arms(name)
@@ -346,10 +334,8 @@ class Experiments(SharedState[State]):
 
     async def _drop_deleted(self) -> None:
         """Delete exposures of deleted experiments, also those that other processes wrote since."""
-        state = self._state
-        for ident in state.deleted if state is not self._dropped else ():
-            await self._store.served.drop_exposures(ident)
-        self._dropped = state
+        stored = await self._store.state.get(NAME) or {}
+        await self._store.served.drop_exposures(stored.get(DELETED, ()))
 
     async def _check_arms(self, name: str) -> None:
         """Stop the arms that are shown to be worse than the first, if the experiment says so."""
@@ -367,17 +353,16 @@ class Experiments(SharedState[State]):
 
         async def check() -> Change | None:
             nonlocal is_first
-            now = self._state.experiments.get(experiment.name)
+            now = self._state.get(experiment.name)
             is_first = now is not None and now.id == experiment.id and alias not in now.stopped
-            return partial(_stop, experiment.name, {alias: now_ms()}) if is_first else None
+            if not is_first:
+                return None
+            stopped = {alias: now_ms()}
+            return lambda state: state[RUNNING][experiment.name]["stopped"].update(stopped)
 
         async with self._changing:
             await self._change(check)
         return is_first
-
-
-def _stop(name: str, stopped: Mapping[str, int], state: dict[str, Any]) -> None:
-    state[RUNNING][name]["stopped"].update(stopped)
 
 
 def _delete(name: str, state: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -103,9 +103,10 @@ class ServedTable:
         )
         return await self._calls.rows("exposed", query, Exposed)
 
-    async def drop_exposures(self, experiment: str) -> None:
-        """Delete the exposures of an experiment; other writes go on meanwhile."""
-        await self._drop(EXPOSURES.c.experiment == experiment)
+    async def drop_exposures(self, experiments: Collection[str]) -> None:
+        """Delete the exposures of some experiments; other writes go on meanwhile."""
+        if experiments:
+            await self._drop(EXPOSURES.c.experiment.in_(experiments))
 
     async def drop_old_exposures(self, before_ms: int) -> None:
         """Delete the exposures from before a time, of whatever experiment."""

@@ -438,7 +438,7 @@ class StoreSuite:
         assert await exposed(store, "e") == [("bob", "a", 200, 1, 0)]
         assert await exposed(store, "other") == []
         await show(store, ("r4", "ada", "a", 200), experiment="other")
-        await store.served.drop_exposures("e")
+        await store.served.drop_exposures(["e"])
         assert await exposed(store, "e") == []
         assert len(await exposed(store, "other")) == 1
 
