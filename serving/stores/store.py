@@ -30,8 +30,8 @@ class Store:
     Attributes:
         database: where the rows are.
         history: events of users.
-        journal: changes of the catalog, rules and experiments.
-        state: values by keys.
+        journal: changes of the catalog.
+        state: values by keys, such as the rules.
         served: remembered answers, and exposures of experiments.
         limit_reads: limits the reads that clients wait for (`Calls.limit_reads`).
     """
