@@ -30,7 +30,7 @@ from recsys.evaluation import report
 from recsys.evaluation.baselines import of_available
 from recsys.evaluation.compare import KIND, compare_rankers
 from recsys.evaluation.metrics import coverage_gap
-from recsys.evaluation.protocol import EvaluationConfig, Result, Seen, evaluate
+from recsys.evaluation.protocol import EvaluationConfig, Result, evaluate
 from recsys.evaluation.rankings import Ranked, rank_histories
 from recsys.evaluation.verdict import CHALLENGER, CHAMPION, GateConfig, decide
 from recsys.interactions import OTHER_TYPE, Histories
@@ -71,7 +71,7 @@ def stage(context: Context) -> Path:
         champion = with_new_items(load(), dataset)
         protocol = EvaluationConfig(
             ks=tuple(sorted({1, 5, config.k, 2 * config.k})),
-            seen=mode_of([challenger, champion]),
+            seen="masked" if challenger.exclude_seen and champion.exclude_seen else "unmasked",
             users=config.users,
             resamples=config.resamples,
             seed=context.settings.seed,
@@ -122,14 +122,6 @@ def stage(context: Context) -> Path:
             (folder / VERDICT).write_text(text + "\n", encoding="utf-8")
     show(output.path)
     return output.path
-
-
-def mode_of(recommenders: Sequence[Recommender]) -> Seen:
-    """The mode in which some recommenders are compared: unmasked if one of them lists seen items.
-
-    Each treats them as it does by default (`Served`).
-    """
-    return "masked" if all(one.exclude_seen for one in recommenders) else "unmasked"
 
 
 def with_enough_users(dataset: Dataset, available: NDArray[np.bool_]) -> Dataset:
@@ -185,7 +177,7 @@ class Served:
     def rank(self, histories: Histories, k: int, exclude_seen: bool) -> Ranked:
         """See `recsys.evaluation.protocol.Ranker`; the bundle does not know types of new events.
 
-        Seen items are also left out if the recommender does so by default.
+        With `exclude_seen` False, the recommender treats seen items as it does by default.
         """
         retrieval = self.recommender.retrieval
         if histories.behaviours is not None and retrieval and retrieval.types is not None:
@@ -219,9 +211,9 @@ def compare_coverage(result: Result, config: GateConfig) -> dict[str, Any]:
         `items`: of the catalog; `gap`: items of the challenger minus `config.coverage` of those of
         the champion, or of those that were taken if these are fewer, with a 95 % interval.
     """
+    (mode,) = result.rankings[CHALLENGER]
     lists = {
-        name: next(iter(result.rankings[name].values())).items[:, : config.k]  # the one mode
-        for name in (CHALLENGER, CHAMPION)
+        name: result.rankings[name][mode].items[:, : config.k] for name in (CHALLENGER, CHAMPION)
     }
     lists["taken"] = result.targets["next"].items[:, None]  # one item of each user
     size = len(result.popularity)
