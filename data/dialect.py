@@ -37,9 +37,11 @@ def first_of_table(rows: Sequence[Sequence[str]]) -> int:
 def lines_above(text: str) -> tuple[str, ...]:
     """The lines above the names of the columns, such as a title or `sep=;`."""
     lines = [line.rstrip("\r") for line in text.split("\n", MOST_ABOVE + 1)[: MOST_ABOVE + 1]]
+    blanks = str.maketrans(dict.fromkeys(DELIMITERS, " "))
+    whole = [re.sub('"[^"]*"', lambda cell: cell[0].translate(blanks), line) for line in lines]
     numbers = {}
     for delimiter in DELIMITERS:
-        rows = [line.split(delimiter) for line in lines]
+        rows = [line.split(delimiter) for line in whole]
         number = first_of_table(rows)
         numbers[len(rows[number])] = number
     above = lines[: numbers[max(numbers)]]

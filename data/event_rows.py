@@ -131,7 +131,7 @@ class EventReader:
     def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
         """Canonical events, part by part."""
         used = {match.column for match in self.roles.values()}
-        used |= {column for column, _ in self.first.conditions} | {self.of_orders.number}
+        used |= {column for column, _ in self.first.conditions} | {*self.of_orders.number}
         if self.first.without_id:
             self.titles = self._ids_of_names(files, "item", "title")
         if self.first.without_user:
@@ -244,9 +244,7 @@ class EventReader:
         if "behaviour" in self.roles:
             types = returns.with_meanings(as_strings(column["behaviour"], "behaviour", path))
             denied = each(types, is_denied)
-        # Only lines of orders with a time of day are surely of one order.
-        is_order = types is None and "timestamp" in made and _has_clock(times)
-        returned, cancelled, lines = self.taken_back.marks(column, path, made if is_order else None)
+        returned, cancelled, lines = self.taken_back.marks(column, path)
         cancelled += [] if types is None else [denied]
         pieces = None
         if "quantity" in self.roles:
@@ -380,10 +378,3 @@ def _id_of(names: pa.ChunkedArray, ids: pa.Table) -> pa.ChunkedArray:
     """The id of each name; null where none is known."""
     places = pc.index_in(names, value_set=ids["name"].combine_chunks())
     return pa.chunked_array([ids["id"].combine_chunks().take(places.combine_chunks())])
-
-
-def _has_clock(times: pa.ChunkedArray) -> bool:
-    """Whether times are more than dates."""
-    if not pa.types.is_string(times.type):
-        return not pa.types.is_date(times.type)
-    return bool(pc.any(pc.match_substring_regex(times, r":|^\d{9,}")).as_py())

@@ -135,7 +135,7 @@ def look_at(
     bought = items_of(rows, roles, path)
     texts = {
         role: as_strings(rows[roles[role].column], role, path)
-        for role in ("price", "quantity")
+        for role in ("price", "quantity", "category", "brand")
         if role in roles
     }
     prices = read_numbers(texts["price"], named=True, prices=True) if "price" in texts else None
@@ -145,6 +145,7 @@ def look_at(
         bought,
         prices and prices.values,
         pieces,
+        [texts[role] for role in ("category", "brand") if role in texts],
     )
     all_known = described is not None and described.table.num_rows < SAMPLE_ROWS
     ids = frozenset(known.to_pylist()) if all_known else frozenset()

@@ -19,20 +19,29 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.advice import command_of
-from recsys.data.column_words import EVENT_WORDS, has_role, is_of_later, order, rank
+from recsys.data.column_words import (
+    EVENT_FIELDS,
+    EVENT_WORDS,
+    has_role,
+    is_of_later,
+    order,
+    rank,
+)
 from recsys.data.day_orders import share_of_times
 from recsys.data.files import Damage
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import Report, sentence
-from recsys.data.returns import are_returns
+from recsys.data.returns import are_returns, is_taken_back
 from recsys.data.sample import SURE_SHARE, share_of
 from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 
 LINE = "\x1f line"  # the name of the column `line`
-DATE = r"\d[-/.:]\d"
+DATE, CLOCK = r"\d[-/.:]\d", r":|^\d{9,}"
 MOST_FURTHER, LEAST_FIRST = 0.1, 0.5  # shares of the further and of the first lines with a value
+STATES = ("order_status", "taken_back")
+OF_ITEMS = (*EVENT_FIELDS.values(), *(EVENT_WORDS[role] for role in ("item", "quantity", "rating")))
 LEAST_BLANK = 0.2  # share of the rows that are below the first line of their order
 
 
@@ -41,53 +50,69 @@ class OfOrders(NamedTuple):
 
     Attributes:
         names: of the columns; empty without such.
-        number: the column that tells the first lines: it has another number there than before, or
-            is filled there alone.
-        is_full: whether it has a number in each line.
+        number: the columns that tell the first lines: one has another value there than before, or
+            the only one is filled there alone.
+        is_full: whether each line has such values.
     """
 
     names: list[str]
-    number: str = ""
+    number: tuple[str, ...] = ()
     is_full: bool = False
 
     def first_lines(self, rows: pa.Table) -> NDArray[np.bool_]:
         """(rows,) whether each is the first line of an order."""
         if not self.is_full:
-            return _filled(rows[self.number])
-        order = rows[self.number].combine_chunks().dictionary_encode().indices
-        order = order.fill_null(-1).to_numpy()
+            return _filled(rows[self.number[0]])
+        parts = [pc.fill_null(as_text(rows[name]), "") for name in self.number]
+        order = pc.binary_join_element_wise(*parts, "\x1f").combine_chunks().dictionary_encode()
+        order = order.indices.to_numpy()
         return np.append(True, order[1:] != order[:-1])[: len(order)]
 
 
 def columns_of_orders(rows: pa.Table) -> OfOrders:
-    """Find such columns.
+    """Find such columns, but for those of items, such as the price.
 
-    They are filled in many first lines and hardly any other, and all columns of times are such.
+    They are filled in many first lines and hardly any other, and all columns of times are such,
+    unless each line has a number and a state of orders is such, which few first lines may have.
     Without a number in each line, those of users and orders are too, and no other line has one.
+    The user and a time of day stand for the number in a file without any.
     """
     once = [name for name, count in Counter(rows.column_names).items() if count == 1]
     filled = {n: _filled(rows[n]) for n in once if not pa.types.is_nested(rows[n].type)}
     times = [name for name in filled if _has_times(rows, name) and not is_of_later(name)]
     users = [name for name in filled if has_role("user", [name])]
     orders = [name for name in filled if has_role("session", [name])]
-    owners = users + [n for n in orders if rank(n, EVENT_WORDS["session"][:2]) is not None]
-    for number in orders + users if times else ():
-        is_full = bool(filled[number].all())
+    states = [n for n in filled if is_taken_back(n) or any(has_role(r, [n]) for r in STATES)]
+    of_orders = [n for n in orders if rank(n, EVENT_WORDS["session"][:2]) is not None]
+    of_items = {n for n in filled if any(rank(n, words) is not None for words in OF_ITEMS)}
+    of_items -= {*times, *users, *orders}
+    numbers = [(name,) for name in orders + users]
+    if users and not of_orders:
+        clocks = (
+            n for n in times if pc.any(pc.match_substring_regex(as_text(rows[n]), CLOCK)).as_py()
+        )
+        numbers += [(users[0], name) for name in clocks]
+    for number in numbers if times else ():
+        is_full = all(filled[name].all() for name in number)
         first = OfOrders([], number, is_full).first_lines(rows)
         further = ~first
         if not first[:1].any() or not further.any():
             continue
-        names = [
-            name
-            for name, mine in filled.items()
-            if (mine & further).sum() <= MOST_FURTHER * further.sum()
-            and mine[first].mean() > LEAST_FIRST
-        ]
+        names = []
+        for name, mine in filled.items():
+            in_first, in_further = mine[first].mean(), mine[further].mean()
+            if name in states:
+                is_such = in_further <= MOST_FURTHER * in_first
+            else:
+                is_such = in_further <= MOST_FURTHER and in_first > LEAST_FIRST
+            names += [name] if is_such and in_first and name not in of_items else []
         if not is_full:
             few = first.mean() > 1 - LEAST_BLANK
-            other = any((filled[name] & further).any() for name in (*owners, *times))
+            other = any((filled[name] & further).any() for name in (*users, *of_orders, *times))
             names = [] if few or other else names
-        if {*times} <= {*names} and (is_full <= (number in orders)):
+        is_order = len(number) > 1 or number[0] in of_orders
+        has_state = is_full and is_order and not {*states}.isdisjoint(names)
+        if has_state or ({*times} <= {*names} and (is_full <= (number[0] in orders))):
             return OfOrders(names, number, is_full)
     return OfOrders([])
 

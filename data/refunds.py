@@ -147,14 +147,12 @@ class TakenBack:
         report: is increased by the pieces that were taken back.
         shown: texts that show what marks in numbers of pieces mean.
         files: those that hold returns, by their names, and those of cancelled orders.
-        last: role -> the last row read, with the state of its order.
     """
 
     roles: Roles
     report: Report
     shown: Sequence[str]
     files: dict[Path, str] = field(default_factory=dict)
-    last: dict[str, pa.Table] = field(default_factory=dict)
 
     def find_files(self, paths: Sequence[Path], *, new: bool) -> None:
         """Find the files that hold returns or cancelled orders; of `new` ones, others may not."""
@@ -169,15 +167,9 @@ class TakenBack:
             self.report.note(sentence("file_of_returns", name=path.name, kind=kind))
 
     def marks(
-        self,
-        column: Mapping[str, pa.ChunkedArray],
-        path: Path,
-        of_orders: Mapping[str, pa.ChunkedArray] | None,
+        self, column: Mapping[str, pa.ChunkedArray], path: Path
     ) -> tuple[list[pa.ChunkedArray], list[pa.ChunkedArray], pa.ChunkedArray | pa.Scalar]:
-        """Masks of rows that were returned, and cancelled, and the lines of returns themselves.
-
-        The users and times of orders (`of_orders`) show of which lines the first one has a state.
-        """
+        """Masks of rows that were returned, and cancelled, and the lines of returns themselves."""
         returned: list[pa.ChunkedArray] = []
         cancelled: list[pa.ChunkedArray] = []
         lines: pa.ChunkedArray | pa.Scalar = pa.scalar(False)
@@ -205,8 +197,6 @@ class TakenBack:
                 returned.append(returns.read_taken_back(said))
                 lines = pc.or_(lines, returned[-1])
                 continue
-            if of_orders is not None:
-                said = self._filled(role, said, of_orders["user"], of_orders["timestamp"])
             if kind == "taken_back":
                 rows = cancelled if returns.is_cancellation(match.column) else returned
                 rows.append(returns.read_taken_back(said))
@@ -251,14 +241,3 @@ class TakenBack:
         part = pc.and_not(some, all_of_row)
         self.report.add("pieces_taken_back", pc.sum(part).as_py() or 0)
         return pc.if_else(part, pc.subtract(pieces, taken), pieces)
-
-    def _filled(
-        self, role: str, said: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
-    ) -> pa.ChunkedArray:
-        """`fill_orders`, where the rows of an order may be divided between two parts of a file."""
-        rows = pa.table({"said": said, "user": users, "time": times})
-        before = self.last.get(role, rows.slice(0, 0))
-        every = pa.concat_tables([before, rows])
-        every = every.set_column(0, "said", returns.fill_orders(*every.columns))
-        self.last[role] = every.slice(max(0, every.num_rows - 1))
-        return every["said"].slice(before.num_rows)

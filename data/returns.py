@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -50,7 +49,6 @@ SIGN = r"[^\pL\d]*(?:\pL{1,3}\.?\s|(?i:eur|usd|gbp|chf))?"  # EUR -5 and -EUR 5;
 BELOW_0 = rf"^\(\D*\d.*\)$|^{SIGN}[-−](?:\pL{{1,3}}\.?)?{SIGN}\d|\d\s*([-−]|(?i:cr))$"
 CREDIT_NOTE = rf"(?i)^({'|'.join(sorted(words('credit_numbers')))})([-_/ ]|\d)"
 MARKS_OF_LINES = {"below": BELOW_0, "document": CREDIT_NOTE}
-LINES = 0.1  # share of the filled rows behind the first of an order; more: each has its own state
 
 
 def read_taken_back(texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -260,27 +258,6 @@ def pieces_taken_back(
         kind, pieces = is_cancellation(name), pc.abs(read_pieces(values, shown))
         taken[kind] = pc.max_element_wise(taken[kind], pc.fill_null(pieces, 0))
     return taken[False], taken[True]
-
-
-def fill_orders(
-    texts: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
-) -> pa.ChunkedArray:
-    """States of orders, of which a file may fill in the first row alone, as Shopify's exports do.
-
-    An empty state is that of the row before, if user and time are the same: (rows,) string. If
-    later rows of orders are filled in as well, each row has its own state.
-    """
-    row = np.arange(len(texts))
-    filled = pc.fill_null(pc.not_equal(texts, ""), False).to_numpy()
-    known = np.maximum.accumulate(np.where(filled, row, 0))
-    user = users.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()
-    time = pc.fill_null(times, -1).to_numpy()
-    other = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
-    order = np.append(0, np.cumsum(other))[: len(row)]
-    later = np.append(False, ~other)[: len(row)]
-    if filled[later].sum() > LINES * filled.sum():
-        return texts
-    return texts.take(pa.array(np.where(order[known] == order, known, row)))
 
 
 def read_pieces(texts: pa.ChunkedArray, shown: Sequence[str] = ()) -> pa.ChunkedArray:

@@ -269,6 +269,7 @@ def order_shares(
     items: pa.ChunkedArray,
     prices: pa.ChunkedArray | None = None,
     pieces: pa.ChunkedArray | None = None,
+    kinds: Sequence[pa.ChunkedArray] = (),
 ) -> OrderShares:
     """What the first rows show.
 
@@ -277,6 +278,7 @@ def order_shares(
         items: the item of each row; empty where it is missing.
         prices: (rows,) as numbers; None without such.
         pieces: (rows,) as numbers; None without such.
+        kinds: columns such as the category and the brand of the items.
     """
     rows = pd.DataFrame({f"order{n}": order.to_pandas() for n, order in enumerate(orders)})
     keys = list(rows.columns)
@@ -292,15 +294,20 @@ def order_shares(
     if total < ENOUGH_ORDERS:
         return OrderShares({}, digits, [])
     common = dict[str, float](counts[counts >= MANY * total] / total)
-    return OrderShares(common, digits, _items_apart(rows, lines, common))
+    apart = _items_apart(rows, lines, common)
+    for kind in kinds:  # what has the category or the brand of another item is a product
+        texts = kind.to_pandas()[rows.index].replace("", None)
+        shared = rows.groupby(texts)["item"].transform("nunique") > 1
+        apart = [item for item in apart if not shared[rows["item"] == item].any()]
+    return OrderShares(common, digits, apart)
 
 
 def _items_apart(rows: pd.DataFrame, lines: pd.DataFrame, common: Mapping[str, float]) -> list[str]:
     """Of the items in many orders, those that no order has alone, twice, or in several pieces.
 
-    By the other lines, several orders should have it alone. It is also in very many orders, of
-    which some should have several pieces; or it has no price, or many prices, while the others have
-    one each; or it is the last line of each order, and lines do not stand in the order of ids.
+    By the other lines, several orders should have it alone. It also has no price, or many prices,
+    while the others have one each; or it is in very many orders, of each the last line, and lines
+    do not stand in the order of ids.
 
     Args:
         rows: `order`, `item`, `price` and `pieces` of each row.
@@ -325,9 +332,7 @@ def _items_apart(rows: pd.DataFrame, lines: pd.DataFrame, common: Mapping[str, f
             continue
         free = not paid[mine].any() and paid[~mine].mean() > SURE_SHARE
         varies = prices[item] > MOST_PRICES and prices.median() == 1
-        last = ends[mine].all() and not is_sorted
-        counted = mine.sum() * (rows["pieces"][~mine] > 1).mean() >= SURELY
-        counted = counted and common[item] >= VERY_MANY
-        if free or varies or last or counted:
+        last = common[item] >= VERY_MANY and ends[mine].all() and not is_sorted
+        if free or varies or last:
             apart.append(item)
     return apart

@@ -70,15 +70,19 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
         if rank(name, (ITEM_WORDS if role == "id" else EVENT_WORDS)[role]) is not None and unique:
             return sentence("never_twice", description=description, name=name), name
     distinct = {name: pc.count_distinct(values).as_py() for name, values in free.items()}
+    rules = TimeRules("auto", "UTC", None, 0)
     repeated = [
         name
         for name, values in free.items()
-        if 1 < distinct[name] < len(values) and share_of(values, NO_IDS) < SURE_SHARE
+        if 1 < distinct[name] < len(values)
+        and share_of(values, NO_IDS) < SURE_SHARE
+        and (share_of(values, r"^\d+$") or share_of_times(values, rules)[1] < SURE_SHARE)
     ]
     kinds = ("users", "guests") if role == "user" else ("items", "maybe_items")
     nouns = [noun for kind in kinds for noun in words(kind) if len(noun) > 3]
     if role != "user":
-        repeated = [n for n in repeated if not any(p in normalised(n) for p in words("persons"))]
+        of_persons = words("persons") | words("users")
+        repeated = [n for n in repeated if not any(w in normalised(n) for w in of_persons)]
     alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
     orders = [n for n in free if role == "user" and rank(n, EVENT_WORDS["session"]) is not None]
     others = list(free) if len(free) > 1 else []

@@ -67,6 +67,25 @@ def test_the_state_of_an_order_is_that_of_its_further_lines(shop):
     assert found.counts["negative_events_dropped"] == sum(row[0] in refunded for row in rows)
 
 
+def test_lines_of_a_till_have_the_state_of_their_receipt_and_their_own_price(shop):
+    """With a line for the receipt, and types of lines."""
+    rows, prices = [], [f"{n}.50" for n in range(1, 12)]
+    for order in range(160):
+        state = "VOIDED" if order % 10 == 0 else "CLOSED"
+        rows.append((moment(order), order, "Sale", f"c{order % 20}", state, "", ""))
+        for line in range(2):
+            item = (order * 3 + line) % 11
+            price = "" if line else prices[item]
+            rows.append((moment(order), order, "Sale Line", "", "", f"p{item}", price))
+    text = table("Date,Receipt Number,Line Type,Customer Code,Status,Sku,Price", rows)
+    found = shop(text, clean={"most_removed": 1})
+    assert found.counts["rows_of_cancelled_orders_dropped"] == 32
+    assert len(found.histories) == 20
+    wanted = dict(zip((f"p{n}" for n in range(11)), map(float, prices), strict=True))
+    made = dict(zip(found.data.item_ids.tolist(), found.values("price"), strict=True))
+    assert made == wanted
+
+
 def test_orders_without_a_time_stay_without(shop):
     """What was never paid has no time in any line."""
     rows, _ = lines_of_orders(0.5)
@@ -99,12 +118,14 @@ def baskets(item="", title="", price=0.0, share=0.4, *, end=True, best=0.0, coun
     return table(head + last, rows if counted else [row[:-1] for row in rows])
 
 
-@pytest.mark.parametrize("share", [0.15, 0.5])
 @pytest.mark.parametrize(
-    ("item", "title", "price"),
-    [("UPS", "UPS Ground", 5.9), ("CE7", "Correos Express", 6),
-     ("9001", "Click & Collect", "0.00"), ("A4", "Abholung im Laden", 0), ("FL", "Flyer", "0,00 €"),
-     ("K1", "Kaution", 8), ("OI", "Open item", None), ("W", "Warengruppe 19%", None)],
+    ("item", "title", "price", "share"),
+    [(*line, share) for share in (0.25, 0.5)
+     for line in (("UPS", "UPS Ground", 5.9), ("CE7", "Correos Express", 6), ("K1", "Kaution", 8))]
+    + [(*line, share) for share in (0.15, 0.5)
+       for line in (("9001", "Click & Collect", "0.00"), ("A4", "Abholung im Laden", 0),
+                    ("FL", "Flyer", "0,00 €"), ("OI", "Open item", None),
+                    ("W", "Warengruppe 19%", None))],
 )  # fmt: skip
 def test_lines_that_no_order_has_alone_or_twice_are_asked_about(shop, item, title, price, share):
     text = baskets(item, title, f'"{price}"' if "," in str(price) else price, share)
@@ -120,7 +141,7 @@ def test_lines_that_no_order_has_alone_or_twice_are_asked_about(shop, item, titl
 def test_all_such_lines_are_asked_about_at_once(shop):
     draw = random.Random(1)
     carriers = ["UPS Ground", "Evri Standard", "Hermes"]
-    text = baskets("UPS", "UPS Ground", 5.9, 0.9, end=False)
+    text = baskets("UPS", "UPS Ground", 5.9, 0.9)
     lines = [line.replace("UPS,UPS Ground", f"C{n},{carriers[n]}") if "UPS" in line else line
              for line, n in ((line, draw.randrange(3)) for line in text.splitlines())]  # fmt: skip
     with pytest.raises(DataError) as asked:
@@ -133,6 +154,14 @@ def test_all_such_lines_are_asked_about_at_once(shop):
 def test_best_sellers_are_products(shop, best, counted):
     found = shop(baskets(best=best, counted=counted))
     assert "sku999" in found.data.item_ids
+
+
+def test_what_is_added_to_orders_is_a_product(shop):
+    found = shop(baskets("BAG", "Gift bag", 2, 0.4, end=False))
+    assert "BAG" in found.data.item_ids
+    head, *lines = baskets("BAG", "Gift bag", "0.00", 0.4).splitlines()
+    text = "\n".join([f"{head},brand", *(f"{line},{'AB'[len(line) % 2]}" for line in lines)])
+    assert "BAG" in shop(text).data.item_ids
 
 
 # What repeats by nature
