@@ -67,11 +67,7 @@ def each(texts: pa.ChunkedArray, test: Callable[[str], bool]) -> pa.ChunkedArray
 
 
 def read_available(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Whether items are available: (items,) bool, null where the value does not say.
-
-    Args:
-        texts: words, or numbers of items in stock.
-    """
+    """Whether items are available: (items,) bool, null where a word or number says nothing."""
 
     def read(text: str) -> bool | None:
         if NUMBER.fullmatch(text):

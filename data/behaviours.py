@@ -7,30 +7,18 @@ rating or a like, these are stronger than a cart, and that is stronger than a vi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.report import Report, sentence
+from recsys.data.report import sentence
 from recsys.errors import ConfigError, DataError
 from recsys.event_names import WEIGHTS, level
 from recsys.interactions import Behaviour, Role
 
 CONTEXT = 1  # the level of an unknown name
 ENOUGH_USERS = 0.05  # the share of users who have the target type at least twice
-
-
-class Types(NamedTuple):
-    """The types of a source.
-
-    Attributes:
-        all: one for each name of the source, in its order.
-        notes: sentences for the report.
-    """
-
-    all: tuple[Behaviour, ...]
-    notes: list[str]
 
 
 def check_roles(roles: Mapping[object, object]) -> dict[str, Role]:
@@ -53,7 +41,7 @@ def choose_types(
     repeated: NDArray[np.int64],
     users: int,
     column: str = "",
-) -> Types:
+) -> tuple[tuple[Behaviour, ...], list[str]]:
     """The role and weight of each type.
 
     The target is what the settings say; else the strongest type that enough users have twice.
@@ -65,6 +53,9 @@ def choose_types(
         repeated: (types,) users with at least two events of the type.
         users: number of users.
         column: the column of the types, for the error.
+
+    Returns:
+        the types in the order of the names, and sentences for the report.
 
     Raises:
         DataError: the types are numbers of which the settings do not say the meaning.
@@ -105,17 +96,7 @@ def choose_types(
         Behaviour(name, role, WEIGHTS[at])
         for name, role, at in zip(names, roles, levels, strict=True)
     )
-    return Types(types, notes)
-
-
-def report_types(report: Report, types: Types, events: NDArray[np.int64]) -> None:
-    """Add the types, with their numbers of events, to a report."""
-    report.behaviours = [
-        {**behaviour._asdict(), "events": int(count)}
-        for behaviour, count in zip(types.all, events, strict=True)
-    ]
-    for note in types.notes:
-        report.note(note)
+    return types, notes
 
 
 def _level(name: str, role: Role | None) -> int:

@@ -80,18 +80,9 @@ class CleanConfig:
 
 @dataclass
 class RowCleaner:
-    """Drops rows of events that cannot be used.
+    """Drops rows of events that cannot be used, and tells the report.
 
-    Attributes:
-        path: of the file, for errors.
-        config: the rules.
-        times: the possible times.
-        report: is increased by what was dropped.
-        service: recognises the lines that are no products; None drops none.
-        rows: rows seen so far.
-        unreadable: rows without a readable time so far.
-        short_codes: whether ids of items are short codes, of which NA may be one; None before the
-            first rows.
+    Whether ids of items are short codes, of which NA may be one, is known from the first rows on.
     """
 
     path: Path
@@ -168,11 +159,7 @@ class RowCleaner:
         return events.drop_columns("row")
 
     def finish(self, column: str | None) -> None:
-        """Check the whole file.
-
-        Raises:
-            DataError: more than half of the times cannot be read.
-        """
+        """Refuse a file of which more than half of the times cannot be read."""
         if self.unreadable * 2 > self.rows:
             counts = {"unreadable": self.unreadable, "rows": self.rows}
             raise DataError(sentence("few_times", path=self.path, column=column, **counts))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -126,11 +125,10 @@ def check_names(sample: Sample, named: Iterable[str]) -> None:
     """Refuse names that several columns have."""
     for name in named:
         if sample.counts[name] > 1:
-            raise _repeated(sample.path, name, sample.counts[name])
-
-
-def _repeated(path: Path, name: str, times: int) -> DataError:
-    return DataError(f"{path}: {times} columns are called {name!r}; rename all but one")
+            times = sample.counts[name]
+            raise DataError(
+                f"{sample.path}: {times} columns are called {name!r}; rename all but one"
+            )
 
 
 def unnamed(sample: Sample, roles: Roles, words: Mapping[str, Groups]) -> list[tuple[int, str]]:
@@ -148,8 +146,7 @@ def by_name(
         order = rank(name, groups)
         if order is None:
             continue
-        if sample.counts[name] > 1:
-            raise _repeated(sample.path, name, sample.counts[name])
+        check_names(sample, [name])
         if fits(name):
             ranked.append((order, name))
     return sorted(ranked, key=lambda pair: pair[0])

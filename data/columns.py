@@ -42,9 +42,7 @@ from recsys.data.sample import (
     share_of,
 )
 from recsys.data.texts import as_text, examples
-from recsys.data.time_formats import (
-    TimeRules,
-)
+from recsys.data.time_formats import TimeRules
 from recsys.data.unknown_columns import unknown
 from recsys.errors import DataError
 from recsys.event_names import normalised
@@ -62,13 +60,8 @@ def recognise_events(
 ) -> Roles:
     """The roles of the columns of events: user, item, timestamp, behaviour, rating and session.
 
-    Fields of the items, such as the title, have the roles of `EVENT_FIELDS`.
-
-    Args:
-        sample: rows of the events.
-        chosen: role -> column, from the settings; None means that it is to be recognised.
-        items: rows of the items file, if there is one.
-        rules: how times are read.
+    Columns that the settings name (`chosen`) are not recognised; the `items` of their file show the
+    ids. Fields of the items, such as the title, have the roles of `EVENT_FIELDS`.
 
     Raises:
         DataError: a needed column that cannot be told, with the setting that names it.
@@ -152,13 +145,7 @@ def _refuse_persons(sample: Sample, roles: Roles, session: str) -> None:
 def mapped(
     sample: Sample, chosen: Mapping[str, str | None], mapping: Mapping[str, str], *, of_items: bool
 ) -> Roles:
-    """The roles that the columns had in earlier files; columns that the settings name win.
-
-    Args:
-        sample: rows of the file.
-        chosen: role -> column, from the settings.
-        mapping: role -> column of the earlier files.
-        of_items: whether the file describes items.
+    """The roles of the columns of earlier files; those that the settings name (`chosen`) win.
 
     Raises:
         DataError: the file lacks such a column.
@@ -191,12 +178,7 @@ def check_new_columns(
 ) -> None:
     """Refuse a column that the first run did not have, and that may say what is negative.
 
-    Args:
-        sample: rows of the events.
-        chosen: role -> column, from the settings.
-        roles: of the columns, from `mapped`.
-        before: the columns without a role in the files of the first run.
-        rules: how times are read.
+    The columns `before` had no role there.
 
     Raises:
         DataError: such a column, with the settings that decide.
@@ -227,15 +209,8 @@ def recognise_items(
     """The roles of the columns of the items file.
 
     With the `mapping` of an earlier file (`mapped`), only columns of availability are recognised
-    beside it, because a shop may begin to say what is in stock.
-
-    Args:
-        sample: rows of the items file.
-        chosen: role -> column, from the settings.
-        item: the column of items in the events, which the items file may have too.
-        events: item ids of the events, to compare with.
-        rules: how times are read.
-        mapping: role -> column of an earlier file; None recognises all.
+    beside it, because a shop may begin to say what is in stock. The events' column of items
+    (`item`) may be in the file, too; else the ids are compared with those of the `events`.
 
     Raises:
         DataError: the id column cannot be told, or a named column does not exist.

@@ -57,15 +57,7 @@ def header(text: str) -> tuple[str, list[str]]:
     >>> header("p0;a|b|c\np1;a\np2;b|c\n")
     (';', ['p0', 'a|b|c'])
     """
-    columns_by = {}
-    for delimiter in DELIMITERS:
-        try:
-            lines = csv.reader(
-                io.StringIO(text.replace("\0", " "), newline=""), delimiter=delimiter
-            )
-            columns_by[delimiter] = next(lines, [])
-        except csv.Error:
-            columns_by[delimiter] = []
+    columns_by = {mark: next(iter(_rows(text, mark, end=1)), []) for mark in DELIMITERS}
     divides = [mark for mark, columns in columns_by.items() if len(columns) > 1]
     rows_by = {mark: _rows(text, mark) for mark in divides if len(divides) > 1}
     fits = {
@@ -99,11 +91,14 @@ def names_of_values(text: str, delimiter: str, columns: Sequence[str]) -> tuple[
     return tuple(columns[:more]) if more < 0 and not any(columns[more:]) else ()
 
 
-def _rows(text: str, delimiter: str, **dialect: Any) -> list[list[str]]:
-    """The first rows behind the header, without the last one, which may be cut off."""
+def _rows(text: str, delimiter: str, *, end: int = FIRST_ROWS, **dialect: Any) -> list[list[str]]:
+    """The first rows behind the header, without the last one, which may be cut off.
+
+    With `end` 1, it is the header alone.
+    """
     lines = io.StringIO(text.replace("\0", " "), newline="")
     try:
-        rows = list(islice(csv.reader(lines, delimiter=delimiter, **dialect), 1, FIRST_ROWS))
+        rows = list(islice(csv.reader(lines, delimiter=delimiter, **dialect), end > 1, end))
     except csv.Error:
         return []
     return [row for row in rows[: -1 if len(rows) > 1 else None] if row]
@@ -128,11 +123,7 @@ def has_escapes(blocks: Iterable[bytes], text: str, delimiter: str, columns: int
 
 
 class WithDoubledQuotes(io.RawIOBase):
-    """Delimited text in which each quote is doubled that had a backslash before it.
-
-    Args:
-        stream: the text; a backslash there is written as two.
-    """
+    """Delimited text in which each quote is doubled that had a backslash before it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._ready, self._held = stream, b"", b""

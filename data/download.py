@@ -24,13 +24,7 @@ ARCHIVES = (".zip", ".tar.gz")
 
 @dataclass(frozen=True)
 class Remote:
-    """One file of a public data set.
-
-    Attributes:
-        url: https, except in tests.
-        path: below the data set's folder.
-        sha256: hex digest, or None if it is not known.
-    """
+    """One file of a public data set: its path below the folder, and its hex digest, if known."""
 
     url: str
     path: str
@@ -39,15 +33,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """A public data set.
-
-    Attributes:
-        name: of the data set and its folder.
-        files: to download.
-        licence: as its publisher states it.
-        citation: the paper or page to cite.
-        prepare: arguments of `recsys data prepare`, with `{folder}` for its folder.
-    """
+    """A public data set; `prepare` has `{folder}` in the place of its folder."""
 
     name: str
     files: tuple[Remote, ...]

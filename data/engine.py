@@ -80,15 +80,7 @@ class Written(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A data set in memory.
-
-    Attributes:
-        dataset: the canonical data.
-        stats: as in `Written`.
-        decisions: as in `Written`.
-        split: as in `Written`.
-        report: of a source that was cleaned.
-    """
+    """A data set in memory with what was `Written`, and the report of a source that was cleaned."""
 
     dataset: Dataset
     stats: dict[str, Any]

@@ -90,7 +90,8 @@ class EventReader:
             return None
         self._say_fields("are described")
         roles = {"id": Found("item_id", ""), **{name: Found(name, "") for name in values}}
-        cleaner = ItemCleaner(self.config.path, roles, self.config.clean, times, self.report)
+        path, clean, forms = self.config.path, self.config.clean, IdForms(self.report)
+        cleaner = ItemCleaner(path, roles, clean, times, self.report, forms)
         return cleaner.clean(pa.table({"item_id": ids, **values}))
 
     def _say_fields(self, which: str) -> None:

@@ -96,12 +96,7 @@ FEW = "SELECT {name} FROM events GROUP BY {name} HAVING count(*) < ?"
 
 @contextmanager
 def connected(folder: Path, memory_gb: float) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection with a memory limit.
-
-    Args:
-        folder: for what does not fit in memory; it may not exist.
-        memory_gb: memory limit of the whole process, in GiB.
-    """
+    """A connection to DuckDB; what does not fit in a share of the memory goes to `folder`."""
     connection = duckdb.connect(
         ":memory:",
         config={
@@ -179,9 +174,7 @@ class EventTable:
     def sort(self, *, turned: bool = False, last: Sequence[int] = ()) -> None:
         """Make `events`: by user, then time; rows of one time keep the order of the source.
 
-        Args:
-            turned: whether rows of one time have the opposite order instead.
-            last: types that follow the others of one time: what is returned was bought before.
+        They have the opposite order if they are `turned`; types that are `last` follow the others.
         """
         others = "".join(f", {name}" for name in KINDS if name in self.columns - {"user", "item"})
         types = ", ".join(map(str, last)) if "timestamp" in self.columns else ""
@@ -283,11 +276,7 @@ class EventTable:
             pass
 
     def _drop(self, reason: str, where: str, *values: object) -> int:
-        """Drop rows, and count them under `reason`.
-
-        Raises:
-            DataError: none is left.
-        """
+        """Drop rows, and count them under `reason`; refuse to drop all."""
         dropped = self._delete(where, *values)
         self.counts[reason] += dropped
         self.check(reason)
@@ -327,12 +316,7 @@ class EventTable:
             start = stop
 
     def replace(self, parts: Iterable[Mapping[str, NDArray[Any]]], columns: set[str]) -> None:
-        """Put other rows in the place of all rows.
-
-        Args:
-            parts: in order; their column `place` is left out.
-            columns: those that the rows have.
-        """
+        """Put other rows, in order and with these columns, in the place of all rows."""
         before, self.columns = self.columns, columns
         self._create("other", NUMBERED)
         self.columns = before

@@ -88,14 +88,7 @@ def parsed(
     line: int | None = None,
     fault: str = "not valid JSON",
 ) -> Any:
-    """Parse a text; any error of the parser becomes a DataError with the place.
-
-    Args:
-        parse: `json.loads` or `ast.literal_eval`.
-        text: a whole file, or one line of it.
-        path: of the file, for errors.
-        line: number of the line, if the text is one line.
-        fault: the error message for a text that cannot be parsed.
+    """Parse a text; any error of the parser becomes a DataError with the place, or with `fault`.
 
     Raises:
         DataError: it cannot be parsed, or a string in it contains a lone surrogate.
@@ -124,25 +117,23 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: missing, empty, cut off, damaged, a line that is too long, or not UTF-8.
     """
-    line, size = 0, 0
+    line = 0
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == GZIP
             raw.seek(0)
             stream = gzip.GzipFile(fileobj=raw) if zipped else raw
-            try:
-                while content := stream.readline(MAX_LINE):
-                    line += 1
-                    size += len(content)
-                    if len(content) == MAX_LINE:
-                        raise DataError(f"{path}:{line}: longer than {MAX_LINE >> 20} MiB")
-                    if text := decode(content, path, line=line).strip():
-                        yield line, text
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise damaged_gzip(path, raw.tell(), size, line, error) from error
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
-    if not size:
+            while content := stream.readline(MAX_LINE):
+                line += 1
+                if len(content) == MAX_LINE:
+                    raise DataError(f"{path}:{line}: longer than {MAX_LINE >> 20} MiB")
+                if text := decode(content, path, line=line).strip():
+                    yield line, text
+    except (OSError, EOFError, zlib.error) as error:
+        if path.is_file():
+            check_gzip(path)
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if not line:
         raise DataError(f"{path}: the file is empty")
 
 
@@ -163,14 +154,10 @@ def check_gzip(path: Path) -> None:
                     size += len(content)
                     lines += content.count(b"\n")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise damaged_gzip(path, raw.tell(), size, lines, error) from error
-
-
-def damaged_gzip(path: Path, position: int, size: int, lines: int, error: Exception) -> DataError:
-    """The error for a gzipped file that ends too early or is damaged."""
-    damage = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
-    said = {"position": position, "every": path.stat().st_size, "size": size, "lines": lines}
-    return DataError(sentence("damaged_gzip", path=path, damage=damage, **said))
+            damage = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
+            said = {"position": raw.tell(), "every": path.stat().st_size, "size": size}
+            text = sentence("damaged_gzip", path=path, damage=damage, lines=lines, **said)
+            raise DataError(text) from error
 
 
 def number(key: str, path: Path) -> int:

@@ -73,17 +73,7 @@ def look_at(
     times: TimeRules,
     config: ReaderConfig,
 ) -> FirstRows:
-    """Look at the first rows.
-
-    Args:
-        sample: of the events.
-        events: their files.
-        roles: of their columns.
-        items: the items file, if there is one.
-        described: its first rows.
-        chosen: role -> column, from the settings.
-        times: how times are read.
-        config: of the reader.
+    """Look at the first rows of the events, and of the items file if there is one (`described`).
 
     Raises:
         DataError: an item in very many orders may be no product.

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +37,7 @@ from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 
+ENDS = {"print_lines": "joined.csv", "print_returns": "with-returns.csv"}  # of copies of files
 LINE = "\x1f line"  # the name of the column `line`
 DATE, CLOCK = r"\d[-/.:]\d", r":|^\d{9,}"
 MOST_FURTHER, LEAST_FIRST = 0.1, 0.5  # shares of the further and of the first lines with a value
@@ -86,14 +87,14 @@ def columns_of_orders(rows: pa.Table) -> OfOrders:
     of_orders = [n for n in orders if rank(n, EVENT_WORDS["session"][:2]) is not None]
     of_items = {n for n in filled if any(rank(n, words) is not None for words in OF_ITEMS)}
     of_items -= {*times, *users, *orders}
-    numbers = [(name,) for name in orders + users]
+    numbers: list[tuple[str, ...]] = [(name,) for name in orders + users]
     if users and not of_orders:
         clocks = (
             n for n in times if pc.any(pc.match_substring_regex(as_text(rows[n]), CLOCK)).as_py()
         )
         numbers += [(users[0], name) for name in clocks]
     for number in numbers if times else ():
-        is_full = all(filled[name].all() for name in number)
+        is_full = len(number) > 1 or bool(filled[number[0]].all())
         first = OfOrders([], number, is_full).first_lines(rows)
         further = ~first
         if not first[:1].any() or not further.any():
@@ -130,20 +131,14 @@ def _has_times(rows: pa.Table, name: str) -> bool:
 def filled_down(
     parts: Iterable[pa.Table], of_orders: OfOrders, report: Report
 ) -> Iterator[pa.Table]:
-    """The rows of a file, each with the values of the first line of its order.
-
-    Args:
-        parts: of the rows, in order.
-        of_orders: the columns of these values.
-        report: is increased by the rows that are filled in.
-    """
+    """The rows of a file, in order, each with the values of the first line of its order."""
     last = None
     for rows in parts if of_orders.names else ():
         every = rows if last is None else pa.concat_tables([last, rows])
         first = of_orders.first_lines(every)
         report.add("further_lines_of_orders", int(np.count_nonzero(~first)))
         source = pa.array(np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)))
-        for name in of_orders.names:
+        for name in {*of_orders.names} & {*every.column_names}:
             own = pa.array(_filled(every[name]))
             made = pc.if_else(own, every[name], every[name].take(source))
             every = every.set_column(every.column_names.index(name), name, made)
@@ -181,10 +176,6 @@ def _filled(column: pa.ChunkedArray) -> NDArray[np.bool_]:
 def refuse_orders_beside_lines(files: Sequence[TableFile], items: str = "") -> None:
     """Refuse a file of lines of orders beside one that says who made each order, and when.
 
-    Args:
-        files: both, in any order.
-        items: the file of items, for the command.
-
     Raises:
         DataError: they are such files; the message has the command that joins them.
     """
@@ -197,13 +188,18 @@ def refuse_orders_beside_lines(files: Sequence[TableFile], items: str = "") -> N
         pairs = [(own, own) for own in keys if own in orders.names]
         pairs += [(own, name) for own in keys for name in orders.names if name.lower() == "id"]
         if pairs and "item" in of_lines and of_orders - of_lines and "item" not in of_orders:
-            texts = (str(lines.path), str(orders.path), *pairs[0])
-            arguments = ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-            program = f"from recsys.data.grouped_rows import print_lines; print_lines({arguments})"
-            command = command_of(program, lines.path, "joined.csv")
-            command += f" --items {shlex.quote(items)}" * bool(items)
+            command = _command(print_lines, lines.path, orders.path, *pairs[0], items=items)
             said = {"path": lines.path, "other": orders.path.name, "command": command}
             raise DataError(sentence("orders_and_lines", **said))
+
+
+def _command(function: Callable[..., None], path: Path, *others: object, items: str) -> str:
+    """The command that reads what a function of this module prints of files."""
+    arguments = ", ".join(json.dumps(str(text), ensure_ascii=False) for text in (path, *others))
+    name = function.__name__
+    program = f"from recsys.data.grouped_rows import {name}; {name}({arguments})"
+    command = command_of(program, path, ENDS[name])
+    return command + f" --items {shlex.quote(items)}" * bool(items)
 
 
 def print_lines(lines: str, orders: str, own: str, other: str) -> None:
@@ -213,17 +209,15 @@ def print_lines(lines: str, orders: str, own: str, other: str) -> None:
     made.merge(every, "left", own, suffixes=("", " of order")).to_csv(sys.stdout, index=False)
 
 
-def refuse_returns_beside_orders(files: Sequence[TableFile]) -> None:
-    """Refuse a file that is called returns beside one of orders with other columns.
+def refuse_returns_beside_orders(files: Sequence[TableFile], items: str = "") -> None:
+    """Refuse a file that is called returns beside one of orders with other columns, or with items.
 
     Raises:
         DataError: they are such files; the message has the command that writes one of both.
     """
     for orders, back in permutations(files, 2):
         if are_returns(back.path.stem) and not are_returns(orders.path.stem):
-            paths = f"{str(orders.path)!r}, {str(back.path)!r}"
-            program = f"from recsys.data.grouped_rows import print_returns; print_returns({paths})"
-            command = command_of(program, orders.path, "with-returns.csv")
+            command = _command(print_returns, orders.path, back.path, items=items)
             said = {"path": back.path, "other": orders.path.name, "command": command}
             raise DataError(sentence("returns_beside_orders", **said))
 
@@ -234,20 +228,22 @@ def print_returns(orders: str, returned: str) -> None:
     Columns of returns are called as those with the same role among the orders, and what they lack
     is taken from the order of their number.
     """
-    made, back = _texts(orders), _texts(returned)
+    made, back, of_order = _texts(orders), _texts(returned), list[str | None]()
     for role in ("session", "user", "item", "quantity", "timestamp"):
         own, theirs = (
             next((n for n in table.column_names if has_role(role, [n])
                   or (role == "timestamp" and _has_times(table, n))), None)
             for table in (made, back)
         )  # fmt: skip
+        if role == "timestamp" and not theirs:
+            of_order.append(own)
         if own and theirs and own not in back.column_names and theirs not in made.column_names:
             names = [own if name == theirs else name for name in back.column_names]
             back = back.rename_columns(names)
     every, rows = made.to_pandas(), back.to_pandas()
     numbers = [n for n in rows if n in every and has_role("session", [n])]
     if numbers:
-        missing = [n for n in every if n not in rows and has_role("user", [n])]
+        missing = [n for n in every if n in of_order or (n not in rows and has_role("user", [n]))]
         users = every[[numbers[0], *missing]].drop_duplicates(numbers[0])
         rows = rows.merge(users, "left", numbers[0])
     both = [every.assign(is_return="no"), rows.assign(is_return="yes")]

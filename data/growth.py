@@ -77,11 +77,7 @@ class Erased(NamedTuple):
 def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> None:
     """Write what is new into `folder` (the artifact `events`, being written).
 
-    Args:
-        folder: of the artifact.
-        events: with columns of `COLUMNS`; missing ones become null.
-        items: new or changed ones, as `conform` makes them.
-        erased: what must not be used again.
+    Missing columns of the events become null; the items are as `conform` makes them.
     """
     columns = [
         events[field.name].cast(field.type)
@@ -151,14 +147,8 @@ def grow(
     """The data set of the parent with what is new.
 
     Items of the parent keep their dense numbers; new ones follow. Types of events keep their roles.
-    If the parent has no types, new events are of its only type, or negative, such as returns.
-
-    Args:
-        before: of the parent.
-        folder: the artifact `events`.
-        rules: with the dates of the split.
-        cleaned: whether the parent's source was cleaned; then what is new is, too.
-        mapping: `Report.mapping` of the parent's source.
+    If the parent has no types, new events are of its only type, or negative, such as returns. What
+    is new is cleaned if the parent's source was, whose report has the `mapping`.
     """
     new, erased = read(folder)
     roles = {b.name: b.role for b in before.behaviours} | dict(rules.roles)

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recsys.data.behaviours import Types, choose_types, report_types
+from recsys.data.behaviours import choose_types
 from recsys.data.cleaning import (
     NUMBER_FACTOR,
     NUMBERS,
@@ -73,14 +73,7 @@ class Cleaned(NamedTuple):
 
 
 class HistoryCleaner:
-    """Applies the rules to histories, whole users at a time.
-
-    Args:
-        facts: about all events.
-        config: the rules.
-        names: of the event types in the source; empty if it has none.
-        roles: name -> role, from the settings.
-        report: is increased by what is done.
+    """Applies the rules to histories, whole users at a time; the report is told what was done.
 
     Raises:
         DataError: every user is a placeholder or a bot; the message has the rules.
@@ -99,16 +92,19 @@ class HistoryCleaner:
         unwanted = np.logical_or.reduce(list(self.unwanted.values()))
         if len(unwanted) and unwanted.all():
             raise DataError(f"no events are left. {report.in_words()}")
-        types = Types((), [])
+        types: tuple[Behaviour, ...] = ()
         if names:
             column = report.mapping.get("events", {}).get("behaviour", "")
-            types = choose_types(names, roles, facts.repeated, len(facts.user_ids), column)
-            report_types(report, types, facts.events_of_type)
-        self._negative = np.array([b.role == "negative" for b in types.all] or [False])
-        self._bought = np.array([level(b.name) == PURCHASE for b in types.all] or [True])
-        self._returned = np.array([is_return(b.name) for b in types.all] or [False])
-        self._partial = np.array([is_partial(b.name) for b in types.all] or [False])
-        self._weight = np.array([b.weight for b in types.all] or [0.0])
+            types, notes = choose_types(names, roles, facts.repeated, len(facts.user_ids), column)
+            counted = zip(types, facts.events_of_type.tolist(), strict=True)
+            report.behaviours = [{**kind._asdict(), "events": count} for kind, count in counted]
+            for note in notes:
+                report.note(note)
+        self._negative = np.array([b.role == "negative" for b in types] or [False])
+        self._bought = np.array([level(b.name) == PURCHASE for b in types] or [True])
+        self._returned = np.array([is_return(b.name) for b in types] or [False])
+        self._partial = np.array([is_partial(b.name) for b in types] or [False])
+        self._weight = np.array([b.weight for b in types] or [0.0])
         self._bound = negative_rating(facts.ratings, config)
         if config.negative_rating is None and "negative_rating" in report.mapping:
             self._bound = report.mapping["negative_rating"]  # of the scale of the first run
@@ -119,11 +115,11 @@ class HistoryCleaner:
         elif are_counts(facts.ratings) and config.negative_rating is None:
             report.note(sentence("counts", first=facts.ratings[0], last=facts.ratings[-1]))
         behaviours = [
-            b for b in types.all if b.role != "negative" or not config.applies("negative_feedback")
+            b for b in types if b.role != "negative" or not config.applies("negative_feedback")
         ]
         self.behaviours: tuple[Behaviour, ...] = tuple(behaviours) if len(behaviours) > 1 else ()
         numbers = {b.name: number for number, b in enumerate(self.behaviours)}
-        self._place = np.array([numbers.get(b.name, 0) for b in types.all] or [0], np.uint8)
+        self._place = np.array([numbers.get(b.name, 0) for b in types] or [0], np.uint8)
 
     def clean(self, columns: Columns) -> Cleaned:
         """Merge repeated steps and drop negative feedback.
@@ -263,12 +259,7 @@ def unwanted_by_rule(
 
 
 def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float | None:
-    """The highest rating that is negative; None if the scale does not show one.
-
-    Args:
-        ratings: the distinct ratings, ascending.
-        config: may set the rating.
-    """
+    """The highest rating that is negative; None if neither config nor scale shows one."""
     if config.negative_rating is not None:
         return config.negative_rating
     two_sided = len(ratings) > 1 and ratings[0] <= 0  # such as 0 and 1, or -1 and 1
@@ -296,10 +287,7 @@ def pieces_left(
 ) -> NDArray[np.float64]:
     """(n,) the pieces that the user has of the item after each row; never less than none.
 
-    Args:
-        user: (n,) ascending.
-        item: (n,) dense.
-        signed: (n,) pieces that each row adds; `-inf` takes all.
+    Each row adds the pieces `signed`, of which `-inf` takes all; the users ascend.
     """
     pairs = pd.DataFrame({"user": user, "item": item}).groupby(["user", "item"])
     pair, step = pairs.ngroup().to_numpy(), pairs.cumcount().to_numpy()  # of each row in its pair

@@ -96,13 +96,7 @@ def refuse_lost_digits(column: pa.ChunkedArray, name: str, path: Path) -> None:
 
 
 def note_alike(role: str, ids: pa.Array, report: Report) -> None:
-    """Tell of ids that differ in zeros at their start, which spreadsheets remove, or in case alone.
-
-    Args:
-        role: `user` or `item`.
-        ids: distinct ids.
-        report: gets the notes.
-    """
+    """Tell of ids that differ in case, or in zeros at their start, which spreadsheets remove."""
     digits = ids.filter(pc.match_substring_regex(ids, r"^\d+$"))
     forms = ("zeros", digits, pc.utf8_ltrim(digits, "0")), ("two_cases", ids, pc.utf8_lower(ids))
     for note, texts, bare in forms:
@@ -116,12 +110,6 @@ def note_alike(role: str, ids: pa.Array, report: Report) -> None:
 
 def refuse_lost_zeros(role: str, ids: pa.Array, known: pa.Array, path: Path) -> None:
     """Refuse new ids that differ from known ones in nothing but zeros at their start.
-
-    Args:
-        role: `user` or `item`, for the error.
-        ids: of a new file.
-        known: of the data before it.
-        path: of the file.
 
     Raises:
         DataError: such ids, with examples.

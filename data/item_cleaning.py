@@ -44,33 +44,23 @@ ENDS = r"^[\s>/|:]+|[\s>/|:]+$"  # separators around a path
 NO_CATEGORY = pa.array(["", "na", "none", "?", "k.a.", "tbd"])
 
 
+@dataclass
 class ItemCleaner:
     """Makes the columns of the items table from the items file.
 
-    Args:
-        path: the file, for errors.
-        roles: of its columns.
-        config: the rules.
-        times: how times are read.
-        report: is increased by what was done.
-        forms: of the ids of the events.
-        prices: of the same shop, elsewhere; they show what the marks in prices mean.
+    Other prices of the shop (`prices`) show what the marks in prices mean.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        roles: Roles,
-        config: CleanConfig,
-        times: TimeRules,
-        report: Report,
-        forms: IdForms | None = None,
-        prices: pa.Array | None = None,
-    ) -> None:
-        self._path, self._config, self._times, self._report = path, config, times, report
-        self._prices = pa.array([], pa.string()) if prices is None else prices
-        self._forms = IdForms(report) if forms is None else forms
-        self._column = {role: match.column for role, match in roles.items()}
+    path: Path
+    roles: Roles
+    config: CleanConfig
+    times: TimeRules
+    report: Report
+    forms: IdForms
+    prices: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
+
+    def __post_init__(self) -> None:
+        self._column = {role: match.column for role, match in self.roles.items()}
 
     def clean(self, table: pa.Table) -> pa.Table:
         """The described items: `item_id`, `title`, `text`, availability, and attributes.
@@ -78,26 +68,26 @@ class ItemCleaner:
         Raises:
             DataError: a column of ids or texts that holds no plain values.
         """
-        ids = pc.fill_null(self._forms.read("item", table, self._column["id"], self._path), "")
+        ids = pc.fill_null(self.forms.read("item", table, self._column["id"], self.path), "")
         known = pc.invert(is_no_item(ids, are_short_codes(ids)))
-        self._report.add("item_rows_without_id_dropped", pc.sum(pc.invert(known)).as_py() or 0)
+        self.report.add("item_rows_without_id_dropped", pc.sum(pc.invert(known)).as_py() or 0)
         table, ids = table.filter(known), ids.filter(known)
         indices = ids.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
         first = np.sort(np.unique(indices, return_index=True)[1])
         repeated = np.ones(len(ids), bool)
         repeated[first] = False
-        self._report.add_rows(
+        self.report.add_rows(
             "repeated_item_rows_dropped", pa.chunked_array([pa.array(repeated)]), ids
         )
         available = self._available(table, ids)
         table, ids = table.take(pa.array(first)), ids.take(pa.array(first))
         columns = {"item_id": ids, "title": self._words("title", table, ids)}
-        self._report.add_rows("items_without_title", pc.equal(columns["title"], ""), ids)
+        self.report.add_rows("items_without_title", pc.equal(columns["title"], ""), ids)
         columns["text"] = self._words("text", table, ids)
         columns |= available | self._dates(table)
         columns_of_prices = (table[name] for name in table.column_names if self._is_price(name))
         prices = [pc.unique(c).drop_null() for c in columns_of_prices if pa.types.is_string(c.type)]
-        self._prices = pa.concat_arrays([self._prices, *prices])
+        self.prices = pa.concat_arrays([self.prices, *prices])
         taken = {self._column.get(role) for role in ("id", "title", "text", *AVAILABILITY)}
         taken.update(all_of("unavailable", self._column))
         taken.update(all_of("available", self._column))
@@ -110,9 +100,9 @@ class ItemCleaner:
         """Titles or texts without markup; empty where missing."""
         if role not in self._column:
             return pa.chunked_array([pa.array([""] * len(ids), pa.string())])
-        texts = pc.fill_null(as_strings(table[self._column[role]], role, self._path), "")
+        texts = pc.fill_null(as_strings(table[self._column[role]], role, self.path), "")
         texts = pc.fill_null(self._said(texts, NO_ID.slice(1)), "")  # the first one is empty
-        if not self._config.applies("item_texts"):
+        if not self.config.applies("item_texts"):
             return texts
         clean = texts
         dirty = pc.match_substring_regex(texts, MARKUP)
@@ -123,7 +113,7 @@ class ItemCleaner:
             )
             clean = pa.chunked_array([clean])
         clean = pc.utf8_trim_whitespace(pc.replace_substring_regex(clean, BLANKS, " "))
-        self._report.add_rows("item_texts_cleaned", pc.not_equal(clean, texts), ids)
+        self.report.add_rows("item_texts_cleaned", pc.not_equal(clean, texts), ids)
         return clean
 
     def _available(self, table: pa.Table, ids: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
@@ -134,13 +124,13 @@ class ItemCleaner:
         """
         columns = []
         for name in all_of("available", self._column):
-            texts = as_strings(table[name], "available", self._path)
+            texts = as_strings(table[name], "available", self.path)
             states = set(pc.unique(texts.drop_null()).to_pylist())
             if normalised(name) == "status" and states <= {"1", "2", ""}:  # those of Magento
                 texts = pc.replace_substring(texts, "2", "0")
             columns.append(read_available(texts))
         for name in all_of("unavailable", self._column):
-            texts = as_strings(table[name], "unavailable", self._path)
+            texts = as_strings(table[name], "unavailable", self.path)
             columns.append(
                 pc.if_else(
                     each(texts, is_missing),
@@ -166,22 +156,22 @@ class ItemCleaner:
             name = self._column[role]
             column = table[name]
             order = show_day_first([column])
-            if order.day and order.month and self._times.day_first is None:
-                where = f"{self._path}: column {name!r}"
+            if order.day and order.month and self.times.day_first is None:
+                where = f"{self.path}: column {name!r}"
                 raise DataError(sentence("two_orders_of_days", where=where, order=order))
-            first = self._times.day_first if order.day_first is None else order.day_first
+            first = self.times.day_first if order.day_first is None else order.day_first
             if order.seen and first is None and not order.year_first:
-                said = {"path": self._path, "name": name, "beside": ""}
+                said = {"path": self.path, "name": name, "beside": ""}
                 raise DataError(sentence("no_order_of_days", **said))
-            times = replace(self._times, day_first=first, year_first=order.year_first,
+            times = replace(self.times, day_first=first, year_first=order.year_first,
                             day_second=order.day_second)  # fmt: skip
             moments = read_moments(column, times, ends=role == "available_until")
             dates[role] = moments.second
-            self._report.add_rows("last_days", moments.is_date, as_text(column))
-            texts = as_strings(column, role, self._path)
+            self.report.add_rows("last_days", moments.is_date, as_text(column))
+            texts = as_strings(column, role, self.path)
             said = pc.invert(each(texts, lambda text: is_missing(text) or text in NO_NUMBER))
             unread = pc.and_(pc.is_null(moments.second), pc.and_(pc.is_valid(texts), said))
-            self._report.add_rows(
+            self.report.add_rows(
                 "values_not_read", unread, pc.binary_join_element_wise(name, texts, ": ")
             )
         return dates
@@ -197,24 +187,24 @@ class ItemCleaner:
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 pass  # lists of records: reported below
         try:
-            texts = as_strings(column, name, self._path)
+            texts = as_strings(column, name, self.path)
         except DataError:
-            self._report.note(f"Column {name!r} of {self._path.name} holds {kind}; it is left out.")
+            self.report.note(f"Column {name!r} of {self.path.name} holds {kind}; it is left out.")
             return {}
         if pa.types.is_string(kind):
             texts = self._said(texts, MISSING.slice(1))  # the first one is empty
         texts = pc.if_else(pc.is_in(pc.utf8_lower(texts), value_set=MISSING), None, texts)
-        if self._config.applies("constant_columns") and self._says_nothing(name, texts):
-            self._report.add("columns_without_information_dropped", 1, [name])
+        if self.config.applies("constant_columns") and self._says_nothing(name, texts):
+            self.report.add("columns_without_information_dropped", 1, [name])
             return {}
         if texts.null_count == len(texts):
             return {}
         numbers = self._numbers(name, column, texts)
         if numbers is not None:
             bad = pc.binary_join_element_wise(name, texts, ": ")
-            self._report.add_rows("values_not_read", numbers.bad, bad)
-            self._report.add_rows("prices_of_thousands", numbers.thousands, texts)
-            self._report.add_rows("prices_read", numbers.converted, texts)
+            self.report.add_rows("values_not_read", numbers.bad, bad)
+            self.report.add_rows("prices_of_thousands", numbers.thousands, texts)
+            self.report.add_rows("prices_read", numbers.converted, texts)
             return {name: numbers.values}
         self._note_text(name, texts)
         answers = pc.match_substring_regex(texts, ANSWER)
@@ -229,13 +219,13 @@ class ItemCleaner:
             return of_numbers(column)
         named = self._is_price(name)
         return read_numbers(
-            texts, named=named, prices=self._config.applies("prices"), others=self._prices
+            texts, named=named, prices=self.config.applies("prices"), others=self.prices
         )
 
     def _note_text(self, name: str, texts: pa.ChunkedArray) -> None:
         """Say that a column stays text although it has the name of a price or many numbers."""
         if self._is_price(name):
-            self._report.note(sentence("price_as_text", name=name, file=self._path.name))
+            self.report.note(sentence("price_as_text", name=name, file=self.path.name))
             return
         filled = texts.drop_null()
         alike = filled.filter(pc.match_substring_regex(filled, LIKE_A_NUMBER))
@@ -243,8 +233,8 @@ class ItemCleaner:
         if 2 * len(alike) <= len(filled) or pc.any(codes).as_py():
             return
         values = ", ".join(pc.unique(alike).to_pylist()[:EXAMPLES])
-        said = {"name": name, "file": self._path.name, "setting": shlex.quote(f"price={name}")}
-        self._report.note(sentence("numbers_as_text", values=values, **said))
+        said = {"name": name, "file": self.path.name, "setting": shlex.quote(f"price={name}")}
+        self.report.note(sentence("numbers_as_text", values=values, **said))
 
     def _is_price(self, name: str) -> bool:
         if name == self._column.get("price"):
@@ -254,7 +244,7 @@ class ItemCleaner:
     def _said(self, texts: pa.ChunkedArray, words: pa.Array) -> pa.ChunkedArray:
         """Texts, null where one of the words says that there is no value."""
         empty = pc.fill_null(pc.is_in(pc.utf8_lower(texts), value_set=words), False)
-        self._report.add_rows("values_that_say_nothing", empty, texts)
+        self.report.add_rows("values_that_say_nothing", empty, texts)
         return pc.if_else(empty, None, texts)
 
     def _says_nothing(self, name: str, texts: pa.ChunkedArray) -> bool:
@@ -272,13 +262,13 @@ class ItemCleaner:
         filled = texts.drop_null()
         if not len(filled):
             return {}
-        if self._config.applies("category_paths") and _has_lists(name, filled):
-            self._report.add_rows("category_paths_split", pc.match_substring(texts, ">"), texts)
+        if self.config.applies("category_paths") and _has_lists(name, filled):
+            self.report.add_rows("category_paths_split", pc.match_substring(texts, ">"), texts)
             lists = [None if text is None else _paths(text) for text in texts.to_pylist()]
             tops = [paths[0] if paths else None for paths in lists]
             columns = {name: pa.array(lists, pa.list_(pa.string())), f"{name}_top": pa.array(tops)}
             return {key: pa.chunked_array([column]) for key, column in columns.items()}
-        for mark in PATHS if self._config.applies("category_paths") else ():
+        for mark in PATHS if self.config.applies("category_paths") else ():
             share = pc.mean(pc.cast(pc.match_substring(filled, mark), pa.float64())).as_py()
             if share < (0.1 if named else 0.5) or (not named and mark != " > "):
                 continue
@@ -286,7 +276,7 @@ class ItemCleaner:
             parts = pc.replace_substring_regex(texts, rf"\s*{literal}\s*", "\x1f")
             parts = pc.split_pattern(parts, "\x1f")
             top = pc.list_element(parts.combine_chunks(), 0)
-            self._report.add_rows("category_paths_split", pc.match_substring(texts, mark), texts)
+            self.report.add_rows("category_paths_split", pc.match_substring(texts, mark), texts)
             return {name: parts, f"{name}_top": pa.chunked_array([top])}
         if pc.any(pc.match_substring(filled, "|")).as_py():
             return {name: pc.split_pattern(texts, "|")}
@@ -398,11 +388,7 @@ class ItemFields:
 
 
 def ids_of_names(parts: Iterable[pa.Table]) -> pa.Table:
-    """`name` and `id` of the names that have one id in some rows, and none in others.
-
-    Args:
-        parts: the columns `name` and `id` of all rows.
-    """
+    """`name` and `id` of the names that have one id in some rows, and none in others."""
     pairs = pa.table({name: pa.array([], pa.string()) for name in ("name", "id")})
     for part in parts:
         part = part.filter(pc.invert(is_no_id(part["name"]))).select(pairs.column_names)

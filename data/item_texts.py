@@ -35,14 +35,7 @@ _BLANKS = re.compile(r"\s+")
 
 @dataclass(frozen=True)
 class ItemText:
-    """The texts of one item.
-
-    Attributes:
-        title: may be empty.
-        description: free text, may be empty.
-        brand: None if it has none.
-        categories: names, may be empty.
-    """
+    """The texts of one item, of which each may be empty; `brand` is None then."""
 
     title: str
     description: str

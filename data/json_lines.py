@@ -138,16 +138,9 @@ def json_table(
     records: Field | None,
     damage: Damage,
 ) -> pa.Table:
-    """The objects of a block of lines, with fields as columns.
+    """The objects of a block of lines, of which `first` is the number of the first one.
 
-    Args:
-        connection: to DuckDB.
-        block: whole lines.
-        first: number of the first line.
-        fields: the columns.
-        records: the list of which each record is a row, as for the lines of an order; None for
-            none.
-        damage: is increased by the lines that are no objects.
+    Each record of the list `records`, if there is one, is a row, as the lines of an order are.
 
     Raises:
         DataError: so long records around long lists that repeating them would fill the memory.
@@ -248,13 +241,10 @@ def flatten(table: pa.Table) -> pa.Table:
 
 
 def list_of_items(lists: Mapping[str, Iterable[str]]) -> str | None:
-    """The list of which each record is a row: the only one, or the only one with items.
+    """The list of which each record is a row: the only one, or by fields the only one with items.
 
     >>> list_of_items({"lines": ["lines.sku"], "taxes": ["taxes.rate"], "refunds": ["refunds.sku"]})
     'lines'
-
-    Args:
-        lists: names of lists of records, each with the names of its fields.
     """
     named = [
         name

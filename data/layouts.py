@@ -55,11 +55,7 @@ PAIR = re.compile(r"\s*([^:,|]+?):\s*(.*?)\s*(?:,(?=[^:,|]+:)|$)")
 class Layout(NamedTuple):
     """A file that is no table with a row for each item, and its rows as such a table.
 
-    Attributes:
-        key: of the sentence that describes it.
-        names: of the columns of the table.
-        rows: of the table.
-        said: values for the sentence.
+    Its `key` is that of the sentence that describes it, with the values `said`.
     """
 
     key: str
@@ -71,9 +67,7 @@ class Layout(NamedTuple):
 def refuse_other_layouts(file: TableFile, *, named: bool = False) -> None:
     """Refuse a file with one order on each line, or a text file with `::` between its columns.
 
-    Args:
-        file: of events or items.
-        named: whether the column of items is known.
+    Where the column of items is known (`named`), other columns are no items.
 
     Raises:
         DataError: it is one; the message has a command that writes a table.
@@ -298,11 +292,7 @@ def refuse_without_header(
 ) -> None:
     """Refuse a file whose first line holds values instead of names.
 
-    Args:
-        sample: of the file, with the first line as names.
-        named: whether the settings name columns. Numbers from 0 may then be names.
-        of_items: whether the file describes items, whose columns no setting names.
-        mapping: role -> column of earlier files.
+    Where the settings name columns (`named`), numbers from 0 may be names.
 
     Raises:
         DataError: the message has the setting that names the columns.

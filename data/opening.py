@@ -128,11 +128,7 @@ class TableFile:
     def batches(
         self, used: Iterable[str] | None = None, damage: Damage | None = None
     ) -> Iterator[pa.Table]:
-        """Read the file some rows at a time.
-
-        Args:
-            used: names of the columns to read; None reads all.
-            damage: is increased by the rows that cannot be read.
+        """Read the used columns (None: all) some rows at a time, and count what cannot be read.
 
         Raises:
             DataError: a file without rows, or one that is damaged as a whole.

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt
 from recsys.artifacts import MANIFEST, Output, read_manifest, sha256
 from recsys.config import as_dict, internal, section
 from recsys.config import build as build_section
-from recsys.data import engine, growth, synthetic, times
+from recsys.data import engine, growth, synthetic
 from recsys.data import report as reports
 from recsys.data.behaviours import check_roles
 from recsys.data.cleaning import CleanConfig
@@ -23,6 +23,7 @@ from recsys.data.readers import READERS
 from recsys.data.report import Report, sentence
 from recsys.data.rules import Duplicates, Rules, Split
 from recsys.data.synthetic import SyntheticConfig
+from recsys.data.time_formats import TimeUnit
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.pipeline import Context
@@ -58,7 +59,7 @@ class DataConfig:
     column_names: tuple[str, ...] = ()
     """Names of all columns of the events, in order, of a `table` source whose files have no line of
     names; of text files alone."""
-    time_unit: times.TimeUnit = "auto"
+    time_unit: TimeUnit = "auto"
     """Unit of numeric times: `s`, `ms`, `us`, `ns`, or `auto`, which decides by size."""
     time_zone: str = "UTC"
     """Of times without a zone in a `table` source, such as `Europe/Berlin`."""
@@ -272,7 +273,8 @@ def build(config: DataConfig, seed: int = 0) -> Prepared:
 def _source(config: DataConfig, seed: int) -> EventStream:
     if config.source == SYNTHETIC:
         return synthetic.generate(config.synthetic, seed)
-    return READERS[config.source].read(config.reader())
+    source: EventStream = READERS[config.source].read(config.reader())
+    return source
 
 
 def _rules(config: DataConfig) -> Rules:

@@ -21,7 +21,7 @@ from recsys.catalog import CODE_COLUMN
 from recsys.config import section
 from recsys.data.cleaning import CleanConfig
 from recsys.data.report import Report, sentence
-from recsys.data.times import TimeUnit
+from recsys.data.time_formats import TimeUnit
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
 
@@ -122,13 +122,7 @@ class ReaderConfig:
 
 
 class ItemCatalog(NamedTuple):
-    """The items of a source.
-
-    Attributes:
-        items: as in `RawData`.
-        codes: as in `RawData`.
-        counts: decisions taken while the items were read.
-    """
+    """The items of a source as in `RawData`, and the decisions taken while they were read."""
 
     items: pa.Table
     codes: NDArray[np.int32] | None
@@ -217,11 +211,6 @@ class RawData:
 def check_items(ids: pa.Array, items: pa.Table, codes: NDArray[np.int32] | None) -> None:
     """Refuse a catalog that does not describe each item of the events exactly once.
 
-    Args:
-        ids: distinct items of the events.
-        items: as in `RawData`.
-        codes: as in `RawData`.
-
     Raises:
         DataError: the message names the item.
     """
@@ -287,11 +276,7 @@ def items_table(
 ) -> pa.Table:
     """Make the table of items. The title of an item without one is its id.
 
-    Args:
-        item_ids: in canonical order.
-        titles: item id -> title.
-        texts: item id -> description.
-        attributes: column name -> one value per item, in the order of `item_ids`.
+    The attributes are in the order of the ids; titles and texts are by id.
 
     Raises:
         DataError: an attribute has a reserved name.

@@ -131,13 +131,7 @@ class Report:
             shown += list(examples)[: EXAMPLES - len(shown)]
 
     def add_rows(self, rule: str, rows: pa.ChunkedArray, texts: pa.ChunkedArray) -> None:
-        """Count the rows that are cases of a rule, with the first different texts of them.
-
-        Args:
-            rule: as in `add`.
-            rows: (rows,) bool; null is no case.
-            texts: (rows,) string.
-        """
+        """Count the rows (null is false) that are cases of a rule, with their first texts."""
         if count := pc.sum(rows).as_py():
             shown = pc.unique(texts.filter(rows)).slice(0, EXAMPLES).to_pylist()
             self.add(rule, count, [str(text)[:60] for text in shown])

@@ -100,7 +100,8 @@ def are_returns(name: str) -> bool:
     >>> [are_returns(name) for name in ("Retouren 2026", "orders", "orders and returns")]
     [True, False, False]
     """
-    return is_return(name) and (NOT | words("beside_returns")).isdisjoint(words_of(name))
+    is_named = is_return(name) or "rma" in words_of(name)
+    return is_named and (NOT | words("beside_returns")).isdisjoint(words_of(name))
 
 
 def are_cancelled(name: str) -> bool:
@@ -247,11 +248,8 @@ def pieces_taken_back(
 ) -> tuple[pa.Array, pa.Array]:
     """How many pieces of each row were returned, and how many cancelled: (rows,) float32 each.
 
-    Of several columns, such as those of returned and of refunded pieces, the largest counts.
-
-    Args:
-        texts: name -> values of each column, of which the name says which of both it counts.
-        shown: as of `read_pieces`.
+    The names of the columns (`texts`) say which. Of several, such as those of returned and of
+    refunded pieces, the largest counts.
     """
     taken: dict[bool, Any] = dict.fromkeys((False, True), pa.scalar(0, pa.float32()))
     for name, values in texts.items():
@@ -264,11 +262,7 @@ def read_pieces(texts: pa.ChunkedArray, shown: Sequence[str] = ()) -> pa.Chunked
     """Numbers of pieces, negative ones in the usual forms: (rows,) float32, null for no number.
 
     The forms are -1, also with Unicode's minus, 1- of SAP, and (1) of accounting. Marks of
-    thousands are those of `numbers.read_amounts`.
-
-    Args:
-        texts: of a column.
-        shown: texts of the same column in other parts (`forms_of_pieces`), for the marks.
+    thousands are those of `numbers.read_amounts`, also by what is `shown` by `forms_of_pieces`.
     """
     encoded = texts.combine_chunks().dictionary_encode()
     words = encoded.dictionary

@@ -17,17 +17,8 @@ Duplicates = Literal["keep", "drop-exact", "keep-first"]
 class Rules:
     """How rows are filtered and split; see `DataConfig`.
 
-    Attributes:
-        duplicates: policy for repeated rows.
-        min_rating: drop rows with a lower rating; None keeps all.
-        k_core: 0 keeps all.
-        split: `leave-one-out`, `global-temporal`, `own`, or None: the source's own split; else by
-            time if the source was cleaned, has times, and enough users can be asked; else
-            leave-one-out.
-        ratio: shares of a split by time.
-        dates: start of validation and test (unix seconds), instead of shares.
-        clean: rules for the histories of a source that is cleaned.
-        roles: of event types, by name, from the settings.
+    The default split is the source's own; else by time if the source was cleaned, has times, and
+    enough users can be asked; else leave-one-out. Dates are unix seconds.
     """
 
     duplicates: Duplicates = "drop-exact"

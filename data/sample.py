@@ -22,12 +22,7 @@ NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id":
 
 @dataclass(frozen=True)
 class Found:
-    """A column with a role.
-
-    Attributes:
-        column: its name.
-        why: a sentence for the report.
-    """
+    """A column with a role, and for the report why it has it."""
 
     column: str
     why: str
@@ -38,12 +33,7 @@ Roles = dict[str, Found]
 
 @dataclass(frozen=True)
 class Sample:
-    """The first rows of a file.
-
-    Attributes:
-        path: the file.
-        table: the rows, with all columns.
-    """
+    """The first rows of a file, with all columns."""
 
     path: Path
     table: pa.Table

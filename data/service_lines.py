@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -81,7 +81,7 @@ class ServiceLines:
         described: the ids of the items file, as far as they are known; empty without one.
         shares: item -> share of the orders, for items in many of them.
         with_digits: share of the lines whose id has a digit.
-        apart: items that the orders show to be unlike products (`OrderShares`).
+        apart: items that the orders show to be unlike products (`_items_apart`).
         orders: whether the events are lines of orders; among ratings and clicks, an item that only
             has the name of such a line is one of the shop, unless it stands out.
         told: whether a file or a column says which lines are products, or the shop has so few items
@@ -113,12 +113,7 @@ class ServiceLines:
         self._known: dict[tuple[str, str], bool] = {}
 
     def find(self, events: pa.Table) -> pa.ChunkedArray:
-        """(rows,) bool: whether rows are no products.
-
-        Args:
-            events: `item`, and if known `title` and `named`, which is true for rows that the
-                settings name.
-        """
+        """(rows,) bool: whether rows are no products, by `item`, `title` and `named` if known."""
         items, titles = pc.fill_null(events["item"], ""), pa.scalar("")
         if "title" in events.column_names:
             titles = pc.fill_null(events["title"], "")
@@ -167,9 +162,7 @@ class ServiceLines:
     def ask(self, titles: Mapping[str, str], *, stops: bool) -> None:
         """Stop, or say in the summary, if an item in very many orders may be no product.
 
-        Args:
-            titles: item -> title, as far as they are known.
-            stops: whether somebody can answer.
+        It `stops` where somebody can answer; the `titles` are those of items, as far as known.
 
         Raises:
             DataError: it may be; the message names the options that decide.
@@ -250,28 +243,14 @@ def kinds_of_no_products(name: str, values: pa.ChunkedArray) -> list[str]:
     return named if len(named) < len(kinds) <= MOST_KINDS else []
 
 
-class OrderShares(NamedTuple):
-    """What orders show of the items in many of them.
-
-    Attributes:
-        common: item -> share of the orders.
-        with_digits: share of the lines whose id has a digit.
-        apart: the items that differ from products (`_items_apart`).
-    """
-
-    common: dict[str, float]
-    with_digits: float
-    apart: list[str]
-
-
 def order_shares(
     orders: Sequence[pa.ChunkedArray],
     items: pa.ChunkedArray,
     prices: pa.ChunkedArray | None = None,
     pieces: pa.ChunkedArray | None = None,
     kinds: Sequence[pa.ChunkedArray] = (),
-) -> OrderShares:
-    """What the first rows show.
+) -> tuple[dict[str, float], float, list[str]]:
+    """What the first rows show: `shares`, `with_digits` and `apart` of `ServiceLines`.
 
     Args:
         orders: columns that together tell the orders apart.
@@ -292,14 +271,14 @@ def order_shares(
     total, counts = lines["order"].nunique(), lines["item"].value_counts(sort=False)
     digits = float(counts[counts.index.str.contains(r"\d")].sum() / max(len(lines), 1))
     if total < ENOUGH_ORDERS:
-        return OrderShares({}, digits, [])
+        return {}, digits, []
     common = dict[str, float](counts[counts >= MANY * total] / total)
     apart = _items_apart(rows, lines, common)
     for kind in kinds:  # what has the category or the brand of another item is a product
         texts = kind.to_pandas()[rows.index].replace("", None)
         shared = rows.groupby(texts)["item"].transform("nunique") > 1
         apart = [item for item in apart if not shared[rows["item"] == item].any()]
-    return OrderShares(common, digits, apart)
+    return common, digits, apart
 
 
 def _items_apart(rows: pd.DataFrame, lines: pd.DataFrame, common: Mapping[str, float]) -> list[str]:
@@ -308,11 +287,6 @@ def _items_apart(rows: pd.DataFrame, lines: pd.DataFrame, common: Mapping[str, f
     By the other lines, several orders should have it alone. It also has no price, or many prices,
     while the others have one each; or it is in very many orders, of each the last line, and lines
     do not stand in the order of ids.
-
-    Args:
-        rows: `order`, `item`, `price` and `pieces` of each row.
-        lines: the rows, one for each item of an order.
-        common: item -> share of the orders.
     """
     size = lines.groupby("order")["item"].size()
     paid = rows["price"] > 0

@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 
 from recsys.artifacts import Workspace
 from recsys.data.column_words import words
-from recsys.data.grouped_rows import refuse_orders_beside_lines
+from recsys.data.grouped_rows import refuse_orders_beside_lines, refuse_returns_beside_orders
 from recsys.data.opening import SUFFIXES, open_table, tables_in
 from recsys.data.report import sentence
+from recsys.data.returns import are_returns
 from recsys.errors import ConfigError, DataError
 from recsys.progress import say
 from recsys.raw_files import find_raw
@@ -31,12 +32,7 @@ EVENT_WORDS, ITEM_WORDS = words("files_of_events"), words("files_of_items")
 
 @dataclass(frozen=True)
 class Tables:
-    """The files of a shop.
-
-    Attributes:
-        events: a file, or a folder of files.
-        items: the file that describes the items, or None.
-    """
+    """The file or folder of a shop's events, and the file that describes the items, if any."""
 
     events: Path
     items: Path | None = None
@@ -90,6 +86,9 @@ def _take_apart(folder: Path, named: Path | None) -> Tables:
         return Tables(folder)
     if len(files) == 2 and not events:
         events = [file for file in files if file not in items]
+    back = [file for file in files if are_returns(file.stem) and file not in items]
+    if back and len(events) == len(items) == 1 and events != back:
+        refuse_returns_beside_orders([open_table(f) for f in (*events, *back)], str(items[0]))
     if len(items) != 1 or len(events) != 1:
         names = ", ".join(file.name for file in files)
         raise ConfigError(sentence("which_files", folder=folder, names=names))
@@ -118,11 +117,8 @@ def _find(option: str, path: str) -> Path:
 def export_tables(events: Any, items: Any | None, name: str, *, force: bool = False) -> Tables:
     """Paths as they are; tables in memory are written to the raw folder of run `name`.
 
-    Args:
-        events: a path, or a table that exports Arrow data (pandas, polars, pyarrow, DuckDB, ...).
-        items: the same, or None.
-        name: of the run.
-        force: replace a table of other columns that was written under this name.
+    Any table that exports Arrow data is read (pandas, polars, pyarrow, DuckDB, ...). With `force`,
+    it replaces one of other columns.
 
     Raises:
         ConfigError: neither a path nor a table, or events with other columns than those that were

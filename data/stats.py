@@ -40,15 +40,7 @@ def statistics(
     """The statistics of a data set, as JSON values.
 
     `cold` is the share of events on items without training events, which a model of ids alone
-    cannot recommend.
-
-    Args:
-        run: gives the result of a query of DuckDB.
-        events: the table of the events there.
-        users: their number.
-        items: of the catalog.
-        codes: imported semantic IDs.
-        has_time: whether events have times.
+    cannot recommend. The table `events` is one of DuckDB, of which `run` answers a query.
     """
     parts = {
         row.pop("split"): row for row in run(PARTS.format(events=events, train=TRAIN)).to_pylist()

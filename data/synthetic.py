@@ -111,12 +111,7 @@ class _People:
 
 
 def generate(config: SyntheticConfig, seed: int = 0) -> EventStream:
-    """Generate a catalog and the purchases of its customers.
-
-    Args:
-        config: the size.
-        seed: the same seed gives the same data.
-    """
+    """Generate a catalog and the purchases of its customers, the same for the same seed."""
     rng = np.random.default_rng(seed)
     shop = _open(config.items, rng)
     items = _describe(shop, rng)

@@ -1,6 +1,8 @@
 """Reads the times of a shop's export: unix times, ISO dates and the usual local forms.
 
-A column may mix the forms. Arrow parses them; a value that is no time becomes null.
+A column may mix the forms. Arrow parses them; a value that is no time becomes null. The unit of a
+number can be inferred from its size: 1e11 seconds are in the year 5138, while 1e11 milliseconds are
+in 1973.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +18,22 @@ import pyarrow.compute as pc
 
 from recsys.data.column_words import WORDS
 from recsys.data.texts import as_text, each_value
-from recsys.data.times import (
-    SECONDS_END,
-    Moments,
-    TimeUnit,
-    constant,
-    in_seconds,
-    of_digits,
-    of_floats,
-    of_timestamps,
-)
 from recsys.event_names import normalised
 
+TimeUnit = Literal["auto", "s", "ms", "us", "ns"]
+# Name in the counts, and units per second; smallest unit first.
+UNITS: dict[str, tuple[str, int]] = {
+    "ns": ("nanoseconds", 1_000_000_000),
+    "us": ("microseconds", 1_000_000),
+    "ms": ("milliseconds", 1_000),
+}
+SECONDS_END = 100_000_000_000  # no date before the year 5138 has so many seconds
+BILLION = 1_000_000_000
+# Units of .NET, 100 ns since the year 1, until 1970, and in 2000 and 2050; as unix nanoseconds,
+# these would be times of half a year around 1990.
+TICKS_1970, TICKS_2000, TICKS_2050 = (
+    621_355_968_000_000_000, 630_822_816_000_000_000, 646_602_048_000_000_000
+)  # fmt: skip
 EARLIEST = 631_152_000  # 1990-01-01: earlier times of a shop's events are errors
 DAY_S = 86_400
 CHANGES = ("times_in_a_skipped_hour", "times_in_a_doubled_hour")  # rules of the report
@@ -81,6 +88,20 @@ TIDY = (
     (r"(?i) (\d{1,2}) ?h ?(\d{2})$", r" \1:\2"),
     (r"(?i)(\d) ?([ap])\. ?m\.$|(\d) ?([ap])m$", r"\1\3 \2\4M"),
 )
+
+
+class Moments(NamedTuple):
+    """Times of a column.
+
+    Attributes:
+        second: (rows,) int64 unix seconds; null where a value is no time.
+        nanosecond: (rows,) int32 after the second; 0 where the time is not that fine.
+        is_date: (rows,) bool, whether a value is taken as the end of a day.
+    """
+
+    second: pa.ChunkedArray
+    nanosecond: pa.ChunkedArray
+    is_date: pa.ChunkedArray
 
 
 @dataclass(frozen=True)
@@ -194,18 +215,25 @@ def find_zones(column: pa.ChunkedArray) -> tuple[int, int, list[str]]:
 def _of_numbers(
     texts: pa.ChunkedArray, unit: TimeUnit, counts: Counter[str]
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Seconds and nanoseconds of numbers, digit for digit unless they have an exponent."""
+    """Seconds and nanoseconds of numbers, digit for digit unless they have an exponent.
+
+    Numbers that do not fit in 64 bits are null.
+    """
     exponent = pc.fill_null(pc.match_substring_regex(texts, "[eE]"), False)
-    whole, below = of_digits(pc.if_else(exponent, None, texts))
+    plain = pc.if_else(exponent, None, texts)
+    parts = pc.extract_regex(plain, r"^(?P<whole>\d+)\.?(?P<decimals>\d*)$")
+    whole, decimals = (pc.struct_field(parts, name) for name in ("whole", "decimals"))
+    fits = pc.or_(pc.less(pc.binary_length(whole), 19), pc.less(whole, "9"))
+    whole = pc.cast(pc.if_else(fits, whole, None), pa.int64())
+    below = pc.cast(pc.utf8_slice_codeunits(pc.utf8_rpad(decimals, 9, "0"), 0, 9), pa.int64())
     if pc.any(exponent).as_py():
         large = of_floats(pc.cast(pc.if_else(exponent, texts, None), pa.float64()))
-        whole = pc.coalesce(whole, large[0])
-        below = large[1] if below is None else pc.coalesce(below, large[1])
+        whole, below = pc.coalesce(whole, large[0]), pc.coalesce(below, large[1])
     return _in_range(whole, below, unit, counts)
 
 
 def _in_range(
-    whole: pa.ChunkedArray, below: pa.ChunkedArray | None, unit: TimeUnit, counts: Counter[str]
+    whole: pa.ChunkedArray, below: pa.ChunkedArray, unit: TimeUnit, counts: Counter[str]
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     """`in_seconds`, where times after the year 5138 are null."""
     second, nanosecond = in_seconds(whole, below, unit, counts)
@@ -214,15 +242,21 @@ def _in_range(
 
 def _of_arrow(column: pa.ChunkedArray, zone: str, ends: bool, counts: Counter[str]) -> Moments:
     """Dates and timestamps of Arrow."""
-    moments = of_timestamps(column)
-    if getattr(column.type, "tz", None):
-        return moments
-    local, is_date = pc.cast(moments.second, pa.timestamp("s")), moments.is_date
+    is_date = constant(pa.types.is_date(column.type), len(column))
+    if pa.types.is_date(column.type):
+        column = pc.cast(column, pa.timestamp("s"), safe=False)
+    below = pc.round(pc.multiply(pc.subsecond(column), BILLION))
+    nanosecond = pc.cast(pc.fill_null(below, 0), pa.int32())
+    local = pc.floor_temporal(column, unit="second")
+    if column.type.tz:
+        seconds = pc.cast(local, pa.timestamp("s", column.type.tz))
+        return Moments(_as_seconds(seconds), nanosecond, is_date)
+    local = pc.cast(local, pa.timestamp("s"))
     if ends:
-        if _all_midnight(local, moments.nanosecond):
+        if _all_midnight(local, nanosecond):
             is_date = pc.is_valid(local)
         local = pc.if_else(is_date, _next_day(local), local)
-    return Moments(_in_zone(local, zone, counts), moments.nanosecond, is_date)
+    return Moments(_in_zone(local, zone, counts), nanosecond, is_date)
 
 
 def _all_midnight(local: pa.ChunkedArray, nanosecond: pa.ChunkedArray) -> bool:
@@ -348,3 +382,58 @@ def _in_zone(local: pa.ChunkedArray, zone: str, counts: Counter[str]) -> pa.Chun
 
 def _as_seconds(times: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.cast(times, pa.int64())
+
+
+def constant(value: bool, rows: int) -> pa.ChunkedArray:
+    """(rows,) bool."""
+    return pa.chunked_array([np.full(rows, value)])
+
+
+def in_seconds(
+    whole: pa.ChunkedArray,
+    below: pa.ChunkedArray,
+    unit: TimeUnit,
+    counts: Counter[str],
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """Seconds and nanoseconds of numbers in a unit, or in units by their sizes (`auto`).
+
+    Args:
+        whole: (rows,) int64, not negative.
+        below: (rows,) int64 billionths that are added.
+        unit: of the numbers.
+        counts: is increased by the number of converted values of each unit.
+    """
+    ticks = pc.and_(pc.greater_equal(whole, TICKS_2000), pc.less(whole, TICKS_2050))
+    if unit == "auto" and pc.any(ticks).as_py():
+        counts["timestamps_in_ticks"] += pc.sum(ticks).as_py()
+        whole = pc.if_else(ticks, pc.multiply(pc.subtract(whole, TICKS_1970), 100), whole)
+    for key, (word, per_second) in UNITS.items():
+        if unit == "auto":
+            other = pc.greater(whole, SECONDS_END // 1_000 * per_second)
+        else:
+            other = pc.and_(pc.is_valid(whole), unit == key)
+        other = pc.fill_null(other, False)
+        converted = pc.sum(other).as_py() or 0
+        if not converted:
+            continue
+        second = pc.if_else(other, pc.divide(whole, per_second), whole)
+        rest = pc.subtract(whole, pc.multiply(pc.if_else(other, second, 0), per_second))
+        fine = pc.add(pc.multiply(rest, BILLION // per_second), pc.divide(below, per_second))
+        below = pc.if_else(other, fine, below)
+        whole = second
+        counts[f"timestamps_in_{word}"] += converted
+    return whole, pc.cast(pc.fill_null(below, 0), pa.int32())
+
+
+def of_floats(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """Floating numbers as whole numbers and billionths; seconds are exact to a microsecond.
+
+    Those that are negative, do not fit in 64 bits or are no numbers are null.
+    """
+    whole = pc.floor(values)
+    millionths = pc.min_element_wise(
+        pc.round(pc.multiply(pc.subtract(values, whole), 1e6)), 999_999
+    )
+    fits = pc.and_(pc.less(whole, 9e18), pc.greater_equal(whole, 0))
+    whole = pc.cast(pc.if_else(fits, whole, None), pa.int64())
+    return whole, pc.cast(pc.multiply(pc.if_else(fits, millionths, None), 1000), pa.int64())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -86,9 +87,10 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
     alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
     orders = [n for n in free if role == "user" and rank(n, EVENT_WORDS["session"]) is not None]
     others = list(free) if len(free) > 1 else []
+    ids = [name for name in repeated if re.search(r"(?i)[\W_](id|nr|no|code)\W*$", name)]
     persons = [n for n in free if role == "user" and rank(n, EVENT_WORDS["person"]) is not None]
     best = max(
-        alike or persons or orders or repeated or others,
+        alike or persons or orders or ids or repeated or others,
         key=lambda name: distinct[name],
         default="NAME",
     )

@@ -36,10 +36,7 @@ from recsys.data.grouped_rows import (
 )
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
-from recsys.data.layouts import (
-    refuse_other_layouts,
-    refuse_without_header,
-)
+from recsys.data.layouts import refuse_other_layouts, refuse_without_header
 from recsys.data.numbers import has_unrated
 from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig

@@ -12,7 +12,7 @@ from recsys.event_names import is_dislike, is_return, level
 
 def roles(counts: dict[str, int], users: int = 100, **given: str) -> dict[str, str]:
     repeated = np.array(list(counts.values()))
-    return {b.name: b.role for b in choose_types(list(counts), given, repeated, users).all}
+    return {b.name: b.role for b in choose_types(list(counts), given, repeated, users)[0]}
 
 
 @pytest.mark.parametrize(

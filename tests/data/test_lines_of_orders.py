@@ -71,15 +71,15 @@ def test_lines_of_a_till_have_the_state_of_their_receipt_and_their_own_price(sho
     """With a line for the receipt, and types of lines."""
     rows, prices = [], [f"{n}.50" for n in range(1, 12)]
     for order in range(160):
-        state = "VOIDED" if order % 10 == 0 else "CLOSED"
-        rows.append((moment(order), order, "Sale", f"c{order % 20}", state, "", ""))
+        state = "VOIDED" if order % 9 == 0 else "CLOSED"
+        rows.append((moment(order), order, "Sale", "paper", f"c{order % 20}", state, "", ""))
         for line in range(2):
             item = (order * 3 + line) % 11
             price = "" if line else prices[item]
-            rows.append((moment(order), order, "Sale Line", "", "", f"p{item}", price))
-    text = table("Date,Receipt Number,Line Type,Customer Code,Status,Sku,Price", rows)
+            rows.append((moment(order), order, "Sale Line", "", "", "", f"p{item}", price))
+    text = table("Date,Receipt Number,Line Type,Note,Customer Code,Status,Sku,Price", rows)
     found = shop(text, clean={"most_removed": 1})
-    assert found.counts["rows_of_cancelled_orders_dropped"] == 32
+    assert found.counts["rows_of_cancelled_orders_dropped"] == 36
     assert len(found.histories) == 20
     wanted = dict(zip((f"p{n}" for n in range(11)), map(float, prices), strict=True))
     made = dict(zip(found.data.item_ids.tolist(), found.values("price"), strict=True))
@@ -160,7 +160,8 @@ def test_what_is_added_to_orders_is_a_product(shop):
     found = shop(baskets("BAG", "Gift bag", 2, 0.4, end=False))
     assert "BAG" in found.data.item_ids
     head, *lines = baskets("BAG", "Gift bag", "0.00", 0.4).splitlines()
-    text = "\n".join([f"{head},brand", *(f"{line},{'AB'[len(line) % 2]}" for line in lines)])
+    brands = ["AB"[line.split(",")[3][-1] in "13579"] for line in lines]
+    text = "\n".join([f"{head},brand", *map(",".join, zip(lines, brands, strict=True))])
     assert "BAG" in shop(text).data.item_ids
 
 

@@ -312,9 +312,6 @@ def test_a_file_of_the_night_without_a_header_is_refused_with_advice_that_works(
     assert read({}, column_names=("Kunde", "Artikel", "Datum")) == 180
 
 
-# Lines that are no products, and values that say nothing
-
-
 # Names of columns in exports of reviews, tills and members
 
 
