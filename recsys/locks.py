@@ -33,11 +33,12 @@ def locked(
 
     Raises:
         LockedError: another process uses the path.
-        OSError: the lock file cannot be made.
+        OSError: the lock file cannot be made, or the file system has no locks.
     """
     file = lock_file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    lock, owner = FileLock(file, thread_local=False), os.getpid()
+    owner = os.getpid()
+    lock = FileLock(file, thread_local=False, fallback_to_soft=False)  # a soft one outlives a crash
     try:
         lock.acquire(timeout=wait_s, poll_interval=POLL_S)
     except Timeout:

@@ -64,7 +64,7 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Write a line if it is time for one; a bar of a terminal moves by itself."""
-        bar = _shown.bars[-1] if _shown.bars else None
+        bar = next(reversed(_shown.bars), None)  # another thread may remove it meanwhile
         if self is not _shown.working[-1]:  # a part of the work says more
             return
         if not _shown.is_stale() or (bar is not None and console.is_terminal):

@@ -1,5 +1,6 @@
 """Locks between processes: one holder at a time, and none that is dead."""
 
+import errno
 import os
 import signal
 import threading
@@ -37,6 +38,15 @@ def test_a_dead_process_holds_no_lock(tmp_path, forked):
     with locked(tmp_path / "a"):
         pass
     assert not lock_file(tmp_path / "a").exists()
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match="no locks here"):
+        locked(tmp_path / "a").__enter__()
 
 
 def test_a_forked_child_does_not_prolong_a_lock(tmp_path):
