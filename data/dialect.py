@@ -111,9 +111,10 @@ def has_escapes(blocks: Iterable[bytes], text: str, delimiter: str, columns: int
     none can. A backslash before the closing quote of a value is a letter of it, as in `"C:\"`.
     """
     if '\\"' in text:
+        escape: dict[str, Any] = {"doublequote": False, "escapechar": "\\"}
         escaped, doubled = (
             sum(len(row) == columns for row in _rows(text, delimiter, **dialect))
-            for dialect in ({"doublequote": False, "escapechar": "\\"}, {})
+            for dialect in (escape, {})
         )
         if escaped != doubled:
             return escaped > doubled
