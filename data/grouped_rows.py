@@ -244,8 +244,8 @@ def print_returns(orders: str, returned: str) -> None:
     numbers = [n for n in rows if n in every and has_role("session", [n])]
     if numbers:
         missing = [n for n in every if n in of_order or (n not in rows and has_role("user", [n]))]
-        users = every[[numbers[0], *missing]].drop_duplicates(numbers[0])
-        rows = rows.merge(users, "left", numbers[0])
+        users = every.loc[every[numbers[0]].fillna("") != "", [numbers[0], *missing]]
+        rows = rows.merge(users.drop_duplicates(numbers[0]), "left", numbers[0])
     both = [every.assign(is_return="no"), rows.assign(is_return="yes")]
     pd.concat(both).to_csv(sys.stdout, index=False)
 

@@ -42,7 +42,8 @@ ITEMS = re.compile(
     "([ _-]?(id|nr|no|code|name))?"
 )
 LABEL = r"^([^,;|\t:]+)(?::\s+|\t(?=[^\t]*[,;|][^\t]*$))"  # of a basket: T0: milk, tea
-ALIGNED, RULED = r"\s*\|\s*|\s{2,}|\t+", r"[\s|+:=-]*"  # what divides columns and rows of a page
+# What divides the columns of a page, and its rows.
+RULE, BLANKS, RULED = r"\s*\|\s*", r"\s{2,}|\t+", r"[\s|+:=-]*"
 # How much of an item is in a basket, where each item has a column; and none of it.
 PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x|[tfyn])$"
 NO_PIECES = r"(?i)^(0(\.0+)?|false|no|[fn])?$"
@@ -112,10 +113,13 @@ def _of_lines(file: TableFile) -> Layout | None:
     if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
         return _with_double_colons(file, [line.split("::") for line in lines])
     if file.delimiter in (" ", "|") or len(file.columns) == 1:
-        every = (line for line in _lines(file) if not re.fullmatch(RULED, line))
-        cells = (re.split(ALIGNED, line.strip(" |")) for line in every)
+        header = next((line for line in lines if not re.fullmatch(RULED, line)), "").strip()
+        framed, mark = header.startswith("|"), RULE if "|" in header else BLANKS
+        every = (line.strip() for line in _lines(file) if not re.fullmatch(RULED, line))
+        bare = (line.removeprefix("|").removesuffix("|") if framed else line for line in every)
+        cells = (re.split(mark, line.strip()) for line in bare)
         names = next(cells, [])
-        if known_names(names) > 1 and any(re.match(r"\s*[|+]|.*\S  ", line) for line in lines[:2]):
+        if known_names(names) > 1 and (framed or "  " in header):
             return Layout("aligned", names, cells, {})
     labelled = all(re.match(LABEL, line) for line in lines)
     bare = [re.sub(LABEL, "", line) if labelled else line for line in lines]

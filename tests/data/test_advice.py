@@ -14,6 +14,8 @@ import pyarrow as pa
 import pytest
 
 from recsys.data.dialect import lines_above
+from recsys.data.grouped_rows import print_returns
+from recsys.data.layouts import print_table
 from recsys.errors import DataError
 
 T = 1_767_225_600  # 2026-01-01
@@ -410,3 +412,23 @@ def test_zones_in_a_column_of_their_own_are_named(shop, name, zones, clock):
     head = f"customer,sku,{name},Date{',Time' if ',' in clock else ''}"
     said = f"Column {name!r} of events.csv has the zones of times ({zones[0]!r}, {zones[1]!r})"
     assert (said in shop(table(head, rows)).notes) == ("+01" not in clock)
+
+
+def test_lines_between_cells_divide_them_whatever_is_in_them(shop, tmp_path, capsys):
+    head, *rows = ORDERS.replace(",", "|").splitlines()
+    found = shop("\n".join([f"{head}|title", "|p0|2026-01-01|Jam  pot", *(f"{r}|" for r in rows)]))
+    assert found.info["cleaning"]["accounts"][0]["events"] == 181
+    page = tmp_path / "page.txt"
+    page.write_text(
+        "| user | item | title |\n|---|---|---|\n|  | p1 | Jam  pot |\n| u1 | p2 |  |\n"
+    )
+    print_table(str(page))
+    assert capsys.readouterr().out == "user,item,title\n,p1,Jam  pot\nu1,p2,\n"
+
+
+def test_a_return_without_a_number_is_of_no_order(tmp_path, capsys):
+    orders, returned = tmp_path / "orders.csv", tmp_path / "returns.csv"
+    orders.write_text("order id,customer,sku\n1,a,p1\n,b,p2\n")
+    returned.write_text("order id,sku\n1,p1\n,p9\n")
+    print_returns(str(orders), str(returned))
+    assert capsys.readouterr().out.splitlines()[-2:] == ["1,a,p1,yes", ",,p9,yes"]
