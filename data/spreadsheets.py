@@ -49,7 +49,7 @@ def read_spreadsheet(path: Path) -> pa.Table:
 def _read(path: Path, _changed: int, _size: int) -> pa.Table:
     from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
-    sheets: dict[str, list[list[str | None]]] = {}  # from the names of the columns on
+    sheets: dict[str, list[list[Any]]] = {}  # from the names of the columns on
     rows: list[list[str | None]] = []
     marks: dict[str, list[str]] = {name: [] for name in MARKS}
     others: list[str] = []
@@ -64,8 +64,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             few = next((n for n, row in enumerate(filled) if sum(c != "" for c in row) > 1), 0)
             start = first_of_table([[_text(c) or "" for c in row] for row in filled[:30]]) or few
             above += [f"{name}: {_text(cell)}" for row in filled[:start] for cell in row if cell]
-            _check_days(path, filled[start:])
-            sheets[name] = [[_text(cell) for cell in row] for row in filled[start:]]
+            sheets[name] = filled[start:]
         shown = {s.name for s in workbook.sheets_metadata if s.visible == SheetVisibleEnum.Visible}
     except (CalamineError, OSError, ValueError) as error:
         raise DataError(f"{path}: no readable spreadsheet: {error}; save it as CSV") from error
@@ -74,6 +73,9 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
     if shown & sheets.keys():
         others += [f"{name} (hidden)" for name in sheets if name not in shown]
         sheets = {name: every for name, every in sheets.items() if name in shown}
+    for name, cells in sheets.items():
+        _check_days(path, cells)
+        sheets[name] = [[_text(cell) for cell in row] for row in cells]
     headers = {name: [cell or "" for cell in sheet[0]] for name, sheet in sheets.items()}
     every = list(headers.values())
     header = next((names for names in every if known_names(names) > 1), every[0])

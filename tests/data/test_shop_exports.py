@@ -582,7 +582,8 @@ def test_a_spreadsheet_is_read_with_all_its_sheets_of_events(run: Run, raw: Path
 def test_hidden_sheets_are_not_read(run: Run, raw: Path, state: str) -> None:
     head: list[object] = ["user", "item", "timestamp"]
     rows = [[f"u{n % 9}", f"p{n % 7}", 1_700_000_000 + 5000 * n] for n in range(120)]
-    path = write_xlsx(raw / "o.xlsx", {"old": [head, *rows], "now": [head, *rows[::2]]})
+    old = [[*row[:2], 45_292.5 if n % 2 else "13/03/2024"] for n, row in enumerate(rows)]  # swapped
+    path = write_xlsx(raw / "o.xlsx", {"old": [head, *old], "now": [head, *rows[::2]]})
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name).decode() for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
