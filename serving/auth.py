@@ -184,9 +184,9 @@ def _parse(file: Path, content: bytes) -> list[Key]:
         return KeyFile.model_validate_json(content).keys
     except ValidationError as error:
         wrong = error.errors()[0]
-        where = ".".join(map(str, wrong["loc"]))
+        parts = (".".join(map(str, wrong["loc"])), wrong["msg"])
         raise ConfigError(
-            f"keys {file}: not a file of `recsys keys`: {where}: {wrong['msg']}; mend "
+            f"keys {file}: not a file of `recsys keys`: {': '.join(filter(None, parts))}; mend "
             "it, or delete that key from it and make another one (`recsys keys create`)"
         ) from error
 

@@ -117,11 +117,8 @@ def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = 
         typer.echo(json.dumps([key.model_dump(mode="json", exclude={"sha256"}) for key in found]))
         return
     for key in found:
-        end = (
-            f"\t{'expired' if key.is_expired else 'until'} {key.expires.isoformat()}"
-            if key.expires
-            else ""
-        )
+        state = "expired" if key.is_expired else "until"
+        end = f"\t{state} {key.expires.isoformat()}" if key.expires else ""
         typer.echo(f"{key.name}\t{key.scope}\t{key.created.isoformat()}{end}")
 
 

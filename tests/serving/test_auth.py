@@ -123,7 +123,7 @@ def test_keys_stay_valid_if_their_file_becomes_unreadable(file, caplog):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "not a file of"),
+        ("{", "not a file of `recsys keys`: Invalid JSON"),
         ("[]", "not a file of"),
         ('{"version": 2, "keys": []}', "version: Input should be 1"),
         ('{"version": 1, "keys": [{"name": "a"}]}', "not a file of"),
