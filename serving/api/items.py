@@ -25,7 +25,6 @@ from recsys.serving.schemas.items import (
     UpsertResponse,
 )
 from recsys.serving.schemas.lists import ListQuery, ListResponse, TogetherQuery
-from recsys.serving.service import Service
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 Wanted = Mapping[str, Any] | None
@@ -97,14 +96,14 @@ async def rank(body: RankBody, service: Ready) -> Response:
 @requires(Scope.READ)
 async def trending_items(query: Annotated[ListQuery, Query()], service: Ready) -> Response:
     """Items by the events of the last days, of which newer ones count more."""
-    return await _answer(service, query, service.state.lists.trending)
+    return await _answer(query, service.state.lists.trending)
 
 
 @router.get("/lists/latest", response_model=ListResponse)
 @requires(Scope.READ)
 async def latest_items(query: Annotated[ListQuery, Query()], service: Ready) -> Response:
     """The newest items: those added last, then by the attribute `available_from`."""
-    return await _answer(service, query, service.state.lists.latest)
+    return await _answer(query, service.state.lists.latest)
 
 
 @router.get("/lists/together", response_model=ListResponse)
@@ -113,12 +112,10 @@ async def items_bought_together(
     query: Annotated[TogetherQuery, Query()], service: Ready
 ) -> Response:
     """Items that are bought together with an item, or with those of a basket."""
-    return await _answer(service, query, service.state.lists.together)
+    return await _answer(query, service.state.lists.together)
 
 
-async def _answer(
-    service: Service, query: Any, make: Callable[[Any, Wanted], Awaitable[bytes]]
-) -> Response:
+async def _answer(query: Any, make: Callable[[Any, Wanted], Awaitable[bytes]]) -> Response:
     wanted = None if query.filter is None else parse(query.filter.encode())
     response = json_response(await make(query, wanted))
     # Also allowed if the request had a key, so a cache that ignores `Vary` gives it to anyone.
