@@ -33,6 +33,13 @@ from recsys.training.settings import BundleConfig
 from recsys.training.supervised import Material
 from recsys.training.target import MODEL, TrainedTarget
 
+# Kind of a part, a key of its manifest's `info`, and the name of the same in the bundle's.
+DESCRIBED = (
+    ("ids", "fitted_on", "ids_fitted_on"),
+    ("ids", "placed", "placed"),
+    (sasrec.KIND, "fitted_on", "sasrec_fitted_on"),
+)
+
 
 def stage(context: Context) -> Path:
     """Write the `bundle` artifact of a run (`recsys.bundle` lists its parts).
@@ -51,7 +58,14 @@ def stage(context: Context) -> Path:
         return output.path
     material, target = Material.load(workspace), TrainedTarget.load(workspace)
     ids, draft = workspace.run("ids"), workspace.run("draft")
-    info = _describe(parts, material)
+    info: dict[str, Any] = {
+        "items": len(material.codes),
+        "levels": int(material.codes.shape[1]),
+        "validation": parts["target"].info["validation"],
+    }
+    for kind, key, name in DESCRIBED:
+        if kind in parts and key in parts[kind].info:
+            info[name] = parts[kind].info[key]
     if context.parent is not None:
         info["parent"] = context.parent.name
     refitted = (
@@ -108,22 +122,6 @@ def _read_parts(workspace: Workspace) -> dict[str, Manifest]:
                     f"{parts[parent].digest}; run `recsys run --name {workspace.name}` again"
                 )
     return parts
-
-
-def _describe(parts: dict[str, Manifest], material: Material) -> dict[str, Any]:
-    """The `info` of the bundle's manifest."""
-    info: dict[str, Any] = {
-        "items": len(material.codes),
-        "levels": int(material.codes.shape[1]),
-        "validation": parts["target"].info["validation"],
-    }
-    if "fitted_on" in parts["ids"].info:
-        info["ids_fitted_on"] = parts["ids"].info["fitted_on"]
-    if sasrec.KIND in parts:
-        info["sasrec_fitted_on"] = parts[sasrec.KIND].info["fitted_on"]
-    if "placed" in parts["ids"].info:
-        info["placed"] = parts["ids"].info["placed"]
-    return info
 
 
 def _write_json(file: Path, values: dict[str, Any]) -> None:

@@ -64,12 +64,12 @@ class NextToken(nn.Module):
         super().__init__()
         self.model = model
         self._exit_layer, self._agreement = exit_layer, agreement
-        causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        layers = causal.config.get_text_config().num_hidden_layers
+        decoder, head = causal_parts(model)
+        layers = decoder.config.num_hidden_layers
         if agreement and exit_layer >= layers:
             raise ConfigError(f"exit_layer: {exit_layer} is not before the last of {layers} layers")
         # Not registered again: they are parts of `model`.
-        self._parts = (causal.get_decoder(), causal.get_output_embeddings())
+        self._parts = (decoder, head)
         self._label_smoothing = label_smoothing
         self._soft_labels = soft_labels
         self._dropout = dropout

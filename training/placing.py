@@ -63,7 +63,10 @@ def place(
     report = {**health(codes), "new_items": len(new), "placed": placed}
     if (coder := parent.coder) is not None:
         meant = coder.encode(dataset.items.take(pa.array(new)))[0] if len(new) else codes[:0]
-        _extend_placed(folder / ITEM_ENCODER / PLACED, numbers, meant)
+        if (file := folder / ITEM_ENCODER / PLACED).is_file():
+            as_new = np.load(file, allow_pickle=False)[numbers]
+            as_new[new] = meant
+            np.save(file, as_new, allow_pickle=False)
         if len(new):
             report["drift"] = measure_drift(dataset.items, new, codes, meant, placed, coder)
     return codes, report
@@ -91,17 +94,6 @@ def _codes_of(dataset: Dataset, new: NDArray[np.int64], parent: Bundle) -> NDArr
             "without a parent"
         ) from error
     return np.asarray(catalog.codes[[catalog.find(item.item_id) for item in items]])
-
-
-def _extend_placed(file: Path, numbers: NDArray[np.integer], meant: NDArray[np.int32]) -> None:
-    """Replace the codes that the parent's items would get as new ones by those of all items."""
-    if not file.is_file():
-        return
-    before = np.load(file, allow_pickle=False)
-    placed = np.empty((len(numbers), before.shape[1]), np.int32)
-    placed[numbers >= 0] = before[numbers[numbers >= 0]]
-    placed[numbers < 0] = meant
-    np.save(file, placed, allow_pickle=False)
 
 
 def measure_drift(

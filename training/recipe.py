@@ -12,7 +12,8 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def stage(context: Context) -> Path | None:
     with output.write(info) as folder:
         if len(examples) >= LEAST_USERS:
             scratch = _make_scratch(workspace, folder)
-            info |= _Trials(replace(context, workspace=scratch), users).run(trials)
+            info |= _run(replace(context, workspace=scratch), users, trials)
             _keep_ids(context, info["chosen"], scratch)
             shutil.rmtree(scratch.home)
         final = settings.overridden(info["chosen"]).values
@@ -95,69 +96,56 @@ def stage(context: Context) -> Path | None:
     return output.path
 
 
-@dataclass
-class _Trials:
-    """The trials of one run.
+def _run(context: Context, users: int, trials: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Run trials one after the other until the time is spent; see `stage` for the result."""
+    share = context.share(KIND)
+    # The first trial may have to be repeated on a sample.
+    minutes = None if share is None else TRAINED * share / (len(trials) + 2)
+    end = math.inf if share is None else time.monotonic() + 60 * share
+    if minutes is not None and minutes < LEAST_MINUTES:
+        return {}
+    train = partial(_train, context, users, minutes)
+    sample: list[str] = []
+    begun = time.monotonic()
+    gains, epochs = train(sample)
+    # A trial is begun only if it will end in time, as far as the first one can tell.
+    end -= time.monotonic() - begun
+    window_share = 1.0
+    while epochs < LEAST_EPOCHS and minutes is not None and time.monotonic() < end:
+        window_share /= FEWER
+        sample = [f"target.window_share={window_share}"]
+        gains, epochs = train(sample)
+    rows = [_row(AS_SET, [], gains)]
+    chosen: list[str] = []
+    for name, trial in trials.items() if epochs >= LEAST_EPOCHS else ():
+        if time.monotonic() > end:
+            break
+        best, _ = train([*sample, *chosen, *trial])
+        rows.append(row := _row(name, trial, best, gains))
+        if row["kept"]:
+            gains, chosen = best, [*chosen, *trial]
+    return {"chosen": chosen, "trials": rows, "window_share": window_share}
 
-    Attributes:
-        context: with a workspace for the artifacts of the trials.
-        users: validation users that each of them ranks.
-    """
 
-    context: Context
-    users: int
-
-    def run(self, trials: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """Run them one after the other until the time is spent; see `stage` for the result."""
-        share = self.context.share(KIND)
-        # The first trial may have to be repeated on a sample.
-        minutes = None if share is None else TRAINED * share / (len(trials) + 2)
-        end = math.inf if share is None else time.monotonic() + 60 * share
-        if minutes is not None and minutes < LEAST_MINUTES:
-            return {}
-        sample: list[str] = []
-        begun = time.monotonic()
-        gains, epochs = self._train(sample, minutes)
-        # A trial is begun only if it will end in time, as far as the first one can tell.
-        end -= time.monotonic() - begun
-        window_share = 1.0
-        while epochs < LEAST_EPOCHS and minutes is not None and time.monotonic() < end:
-            window_share /= FEWER
-            sample = [f"target.window_share={window_share}"]
-            gains, epochs = self._train(sample, minutes)
-        rows = [_row(AS_SET, [], gains)]
-        chosen: list[str] = []
-        for name, trial in trials.items() if epochs >= LEAST_EPOCHS else ():
-            if time.monotonic() > end:
-                break
-            best, _ = self._train([*sample, *chosen, *trial], minutes)
-            rows.append(row := _row(name, trial, best, gains))
-            if row["kept"]:
-                gains, chosen = best, [*chosen, *trial]
-        return {"chosen": chosen, "trials": rows, "window_share": window_share}
-
-    def _train(
-        self, overrides: Sequence[str], minutes: float | None
-    ) -> tuple[NDArray[np.float64], int]:
-        """NDCG@10 of each validation user after a short training run, and its epochs."""
-        context = self.context
-        # One validation is enough, with the users of all trials.
-        settings = replace(context.settings, internals=True).overridden(
-            ["target.evaluate_every=0", *overrides]
-        )
-        own_limit = (settings.values.get(target.KIND) or {}).get("max_minutes")
-        if minutes is not None and own_limit is None:
-            settings = settings.overridden([f"target.max_minutes={minutes}"])
-        context = replace(context, settings=settings)
-        ids.stage(context)
-        target.stage(context)
-        trained = target.TrainedTarget.load(context.workspace)
-        dataset = Dataset.load(context.workspace.dataset)
-        validation = Validation.of(
-            trained.load_model(trained.device), trained.encoder, dataset, self.users
-        )
-        epochs = context.workspace.manifest(target.KIND).info["epochs"]
-        return validation.gains(), epochs
+def _train(
+    context: Context, users: int, minutes: float | None, overrides: Sequence[str]
+) -> tuple[NDArray[np.float64], int]:
+    """NDCG@10 of each of so many validation users after a short training run, and its epochs."""
+    # One validation is enough, with the users of all trials.
+    settings = replace(context.settings, internals=True).overridden(
+        ["target.evaluate_every=0", *overrides]
+    )
+    own_limit = (settings.values.get(target.KIND) or {}).get("max_minutes")
+    if minutes is not None and own_limit is None:
+        settings = settings.overridden([f"target.max_minutes={minutes}"])
+    context = replace(context, settings=settings)
+    ids.stage(context)
+    target.stage(context)
+    trained = target.TrainedTarget.load(context.workspace)
+    dataset = Dataset.load(context.workspace.dataset)
+    model = trained.load_model(trained.device)
+    epochs = context.workspace.manifest(target.KIND).info["epochs"]
+    return Validation.of(model, trained.encoder, dataset, users).gains(), epochs
 
 
 def _row(

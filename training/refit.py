@@ -24,8 +24,6 @@ from recsys.retrieval import SasRec
 from recsys.splits import TRAIN
 from recsys.training import sasrec
 from recsys.training.batches import TrainingBatches
-from recsys.training.device import on_chosen_device
-from recsys.training.loop import fit
 from recsys.training.settings import SasRecConfig
 from recsys.training.state import Checkpoints
 from recsys.training.supervised import with_labels, within_budget
@@ -57,11 +55,9 @@ def refit(context: Context, dataset: Dataset) -> SasRec:
     everything = replace(dataset, split=np.full_like(dataset.split, TRAIN))
     batches = newest(sasrec.training_batches(everything, config, context), is_new, seed)
     batches = with_labels(batches, everything, config, sasrec.KIND, context, sasrec.LABELS)
-    make = sasrec.loss_maker(config)
-    module, device = on_chosen_device(sasrec.KIND, [model], make, batches, config)
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints, name = Checkpoints(Path(scratch), {}), "sasrec, with the newest events"
-        fit(module, batches, config, checkpoints, name=name, seed=seed, device=device)
+        sasrec.train(model, batches, config, checkpoints, name=name, seed=seed)
     return model.frozen()
 
 

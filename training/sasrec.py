@@ -19,7 +19,8 @@ fifths of the probability.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch import nn
 
 from recsys.bundle import Bundle, load_sasrec
 from recsys.config import as_dict
-from recsys.dataset import Dataset, Examples
+from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
@@ -41,11 +42,12 @@ from recsys.retrieval.sasrec import ITEMS, NORM, POSITIONS
 from recsys.semantic_ids.features import build_features
 from recsys.training import supervised
 from recsys.training.batches import TrainingBatches
-from recsys.training.device import Make, on_chosen_device
+from recsys.training.device import on_chosen_device
 from recsys.training.loop import autocast_dtype, fit
 from recsys.training.objective import soft_cross_entropy
 from recsys.training.parent import open_parent
 from recsys.training.settings import SasRecConfig
+from recsys.training.state import Checkpoints, Progress
 from recsys.training.supervised import (
     budget,
     describe,
@@ -100,18 +102,14 @@ def stage(context: Context) -> Path | None:
 
     batches = training_batches(dataset, config, context)
     batches = with_labels(batches, dataset, config, KIND, context, LABELS)
-    module, device = on_chosen_device(KIND, [model], loss_maker(config), batches, config)
-    validation = _Validation(model, dataset.validation().sample(config.eval_users))
-    progress = fit(
-        module,
-        batches,
-        within_budget(config, KIND, context),
-        checkpoints,
-        name=KIND,
-        validate=validation if len(validation.examples) else None,
-        seed=seed,
-        device=device,
-    )
+    examples = dataset.validation().sample(config.eval_users)
+
+    def validate() -> dict[str, float]:
+        items, _ = model.frozen().rank(examples.histories, TOP, exclude_seen=True)
+        return ranking_metrics(discounted_gains(items == examples.targets.items[:, None]))
+
+    limited, measure = within_budget(config, KIND, context), validate if len(examples) else None
+    progress = train(model, batches, limited, checkpoints, measure, seed=seed)
     info = describe(progress, config.eval_users, model)
     info["fitted_on"] = digest(dataset.train_histories)
     with write_trained(output, checkpoints, info) as folder:
@@ -121,13 +119,26 @@ def stage(context: Context) -> Path | None:
     return output.path
 
 
-def loss_maker(config: SasRecConfig) -> Make:
-    """Makes the loss module for a device."""
+def train(
+    model: SasRecModel,
+    batches: TrainingBatches,
+    config: SasRecConfig,
+    checkpoints: Checkpoints,
+    validate: Callable[[], dict[str, float]] | None = None,
+    *,
+    name: str = KIND,
+    seed: int,
+) -> Progress:
+    """Train a model in place (`recsys.training.loop.fit`)."""
 
     def make(device: torch.device, model: SasRecModel) -> SampledSoftmax:
         return SampledSoftmax(model, config, autocast_dtype(config.precision, device))
 
-    return make
+    module, device = on_chosen_device(KIND, [model], make, batches, config)
+    return fit(
+        module, batches, config, checkpoints,
+        name=name, validate=validate, seed=seed, device=device,
+    )  # fmt: skip
 
 
 def _continued(
@@ -394,16 +405,3 @@ def training_batches(dataset: Dataset, config: SasRecConfig, context: Context) -
     """Training histories as rows of items, without soft labels."""
     encoder = PromptEncoder(np.arange(len(dataset.item_ids))[:, None], (), config.window)
     return supervised.training_batches(dataset, encoder, config, context.settings.seed)
-
-
-@dataclass(frozen=True)
-class _Validation:
-    """Full ranking for a fixed sample of validation users; seen items are excluded."""
-
-    model: SasRecModel
-    examples: Examples
-
-    def __call__(self) -> dict[str, float]:
-        """`ndcg@10` and `recall@10`, means over users."""
-        items, _ = self.model.frozen().rank(self.examples.histories, TOP, exclude_seen=True)
-        return ranking_metrics(discounted_gains(items == self.examples.targets.items[:, None]))

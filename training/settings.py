@@ -173,11 +173,7 @@ class RecipeConfig:
     """Validation users that all trials rank."""
 
     def check_with(self, settings: Settings) -> None:
-        """Check the settings of each trial.
-
-        Raises:
-            ConfigError: one of them is wrong; the message names the trial.
-        """
+        """Check the settings of each trial; a ConfigError names it."""
         for name, trial in self.trials.items():
             try:
                 tried = settings.overridden(trial)
@@ -219,11 +215,7 @@ class IdsConfig:
             raise ConfigError(f"codebook_size: expected at least 2 codes per level, got {least}")
 
     def check_with(self, settings: Settings) -> None:
-        """Check that the other sections give what this one needs.
-
-        Raises:
-            ConfigError: the features need SASRec and it is not trained.
-        """
+        """Check that SASRec is trained if the features need it, or raise ConfigError."""
         if self.method in LEARNED and self.features.collaborative == "sasrec":
             check_sasrec(settings, "ids.features.collaborative")
 
@@ -287,11 +279,7 @@ class TargetConfig(SupervisedConfig):
     """Settings of LoRA."""
 
     def check_with(self, settings: Settings) -> None:
-        """Check that the other sections give what this one needs.
-
-        Raises:
-            ConfigError: a folder is not there, or soft labels need SASRec and it is not trained.
-        """
+        """Check the folder, and that SASRec is trained if soft labels need it; ConfigError."""
         _check_folder("target.base", self.base)
         if self.base is not None and settings.parent is not None:
             raise ConfigError(
@@ -373,7 +361,6 @@ class DraftConfig(SupervisedConfig):
     """Section `draft`. Vocabulary and prompt window are the target's."""
 
     epochs: PositiveInt = 10
-    """Passes over the training data, at most."""
     objective: Objective | Literal["auto"] = AUTO
     """What the draft learns (docs/alignment.md). `auto` is the one of margin-kd, atspeed-s and
     atspeed-r that saves most passes on validation after equal times, or margin-kd if the stage has
@@ -433,11 +420,7 @@ class DraftConfig(SupervisedConfig):
         return AlignmentSettings(objective, self.alpha, self.ablations)
 
     def check_with(self, settings: Settings) -> None:
-        """Check what lies outside of this section.
-
-        Raises:
-            ConfigError: the folder of the base is not there. A run with a parent does not read it.
-        """
+        """Check the folder of the base, which a run with a parent does not read; ConfigError."""
         if settings.parent is None:
             _check_folder("draft.base", self.base)
 

@@ -31,12 +31,6 @@ from recsys.training.state import Checkpoints, Progress
 
 TRAINED = 0.85  # of a stage's time
 LABELS = 0.25  # of a stage's time, the most that soft labels may take
-NOTHING_TO_TRAIN_ON = (
-    "no user has two training events, so there is nothing to train on. With "
-    "data.split=leave-one-out, a user with three events keeps one for training, and users with "
-    "two, or with four or more, keep at least two; data.split=global-temporal splits the events "
-    "of all users at the same dates"
-)
 Limited = TypeVar("Limited", bound=LoopConfig)
 Sampled = TypeVar("Sampled", bound=SasRecConfig | SupervisedConfig)
 
@@ -95,7 +89,12 @@ def training_batches(
         seed=seed,
     )
     if not len(batches.windows.first):
-        raise ConfigError(NOTHING_TO_TRAIN_ON)
+        raise ConfigError(
+            "no user has two training events, so there is nothing to train on. With "
+            "data.split=leave-one-out, a user with three events keeps one for training, and users "
+            "with two, or with four or more, keep at least two; data.split=global-temporal splits "
+            "the events of all users at the same dates"
+        )
     return batches
 
 

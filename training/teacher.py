@@ -29,7 +29,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from recsys.artifacts import Output, read_manifest
+from recsys.artifacts import read_manifest
 from recsys.config import as_dict, build
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
@@ -157,10 +157,12 @@ class Trees:
         """(n, 1 or K, C) log-probs of the nodes of depth 0 .. L - 1, padded with -inf."""
         states = self.states[positions]
         starts, stops = self.starts[positions], self.starts[positions + 1]
-        counts = child_counts(states, trie)
+        children = np.diff(trie.first_child.astype(np.int64))
+        children = np.append(children, 0)  # the last entry is for state -1
+        above = [np.zeros_like(states[:, 0, :1]), *states[:, :-1].transpose(1, 0, 2)]
         real = [
-            np.arange(trie.branching[depth]) < count[..., None]
-            for depth, count in enumerate(counts)
+            np.arange(width) < children[nodes][..., None]
+            for width, nodes in zip(trie.branching, above, strict=True)
         ]
         flat = np.concatenate([r.reshape(len(positions), -1) for r in real], axis=1)
         values = np.full(flat.shape, -np.inf, np.float32)
@@ -180,15 +182,6 @@ class Trees:
         lengths = np.concatenate([np.diff(part.starts) for part in parts])
         joined["starts"] = np.append(0, np.cumsum(lengths)).astype(np.int64)
         return cls(**joined)
-
-
-def child_counts(states: NDArray[np.int32], trie: ItemTrie) -> list[NDArray[np.int64]]:
-    """Children of the root, (n, 1), and of the states of levels 1 .. L - 1, (n, K)."""
-    counts = np.append(
-        np.diff(trie.first_child.astype(np.int64)), 0
-    )  # the last entry is for state -1
-    root = np.full((len(states), 1), counts[0])
-    return [root, *(counts[states[:, level]] for level in range(states.shape[1] - 1))]
 
 
 @torch.inference_mode()
@@ -240,7 +233,10 @@ def search_trees(
             steps = [log_probs.gather(-1, tokens) for log_probs in whole]
             stored.append(steps[0].half().flatten(1))
             real.append(alive.flatten(1))
-            step = steps[0] if draft is None else _mix(steps[0], steps[1], mixture)
+            step = steps[0]
+            if draft is not None:
+                shares = step.new_tensor([mixture, 1 - mixture]).log()
+                step = torch.logaddexp(steps[0] + shares[0], steps[1] + shares[1])
             worth = (scores[..., None] + step).masked_fill(~alive, -torch.inf).flatten(1)
             best = worth.sort(dim=-1, descending=True, stable=True).indices[:, :num_beams]
             best = best.sort(dim=-1).values  # row order, the order of candidates
@@ -273,12 +269,6 @@ def _log_probs(tree: TokenTree) -> torch.Tensor:
     logits = tree.forward()
     tree.note(logits.amax(-1))
     return logits.log_softmax(-1)
-
-
-def _mix(log_p: torch.Tensor, log_q: torch.Tensor, mixture: float) -> torch.Tensor:
-    """`log((1 - m) q + m p)`."""
-    shares = torch.tensor([mixture, 1 - mixture], dtype=log_p.dtype, device=log_p.device).log()
-    return torch.logaddexp(log_p + shares[0], log_q + shares[1])
 
 
 def _pad(values: torch.Tensor, width: int, fill: float) -> torch.Tensor:
@@ -394,7 +384,12 @@ def stage(context: Context, on_levels: bool | None = None, minutes: float = math
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         written = [len(part) for file, part in shards.items() if file.exists()]
-        _gather(output, partial, {"histories": sum(written), "shards": len(written)})
+        info = {"histories": sum(written), "shards": len(written)}
+        with output.write(info) as folder:
+            for file in sorted(partial.glob(SHARDS)):
+                shutil.copyfile(file, folder / file.name)
+            info["bytes"] = sum(file.stat().st_size for file in folder.iterdir())
+        shutil.rmtree(partial)
     accelerator.wait_for_everyone()
     return output.path
 
@@ -427,15 +422,6 @@ def _open_partial(folder: Path, run: dict[str, Any], *, anew: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     identity.write_text(json.dumps(run), encoding="utf-8")
-
-
-def _gather(output: Output, partial: Path, info: dict[str, Any]) -> None:
-    """Write the artifact from all shards, and delete the folder of shards."""
-    with output.write(info) as folder:
-        for file in sorted(partial.glob(SHARDS)):
-            shutil.copyfile(file, folder / file.name)
-        info["bytes"] = sum(file.stat().st_size for file in folder.iterdir())
-    shutil.rmtree(partial)
 
 
 def _save_shard(file: Path, prompts: Prompts, trees: Trees) -> None:
