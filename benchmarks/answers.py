@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface import same_ranking
+from huggingface import Ranking, same_ranking
 
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding import Beams, DecodeStats, ModelDrafter, Proposal, Search
@@ -16,7 +16,6 @@ from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import TokenTree
 from recsys.models.tree_forward import TreeModel
 
-Ranking = list[tuple[tuple[int, ...], float]]
 # Largest difference of a score, and of scores whose places may be exchanged.
 ROUNDING = (1e-4, 1e-5)
 HF_ROUNDING = (1e-3, 1e-4)  # Hugging Face pads on the left and sums in another order

@@ -35,8 +35,8 @@ QUICK: dict[str, Any] = {
     "draft": {"precision": "float32"},
 }  # fmt: skip
 QUICK_OPTIONS: dict[str, Any] = {
-    "users": 6, "timed": 2, "recall_users": 10, "ks": (1, 3), "drafts": 6,
-    "recall_ks": (3,), "steps": 3,
+    "users": 6, "timed": 2, "recall_users": 10, "ks": [1, 3], "drafts": 6,
+    "recall_ks": [3], "steps": 3,
 }  # fmt: skip
 
 
@@ -45,11 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options, run = read_options(Options, __doc__, QUICK_OPTIONS, argv)
     if run.quick and options.config is not None:
         raise ConfigError("--quick has a data set of its own; leave --config out")
-    settings = Settings.load(
-        options.config, options.settings, known=SECTIONS, name=options.name or None
-    )
-    if run.quick:
-        settings = Settings(QUICK)
+    settings = Settings(QUICK) if run.quick else Settings.load(options.config, known=SECTIONS)
     document = begin("atspeed", options, run) | experiment(Context.of(settings), options)
     publish(document, report_atspeed(document), run.out)
 

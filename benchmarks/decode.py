@@ -43,9 +43,10 @@ from recsys.progress import track
 MODES = ("exhaustive", "draft", "planned")
 BEAM, HUGGING_FACE, PLANNED = "beam", "huggingface", "planned"
 HF_BATCHES = (1, 8)  # batch sizes at which Hugging Face is timed
+REUSE = ("cold", "warm")
 DTYPES = ("float32", "bfloat16", "float64")
 QUICK = {
-    "shape": "tiny", "items": 2_000, "beams": (5,), "batches": (1, 2), "repeats": 1, "hf_repeats": 1
+    "shape": "tiny", "items": 2_000, "beams": [5], "batches": [1, 2], "repeats": 1, "hf_repeats": 1
 }  # fmt: skip
 
 
@@ -67,23 +68,21 @@ class Options:
         modes: that are compared; plain beam search is always measured.
         repeats: rounds of batches of eight requests or more; smaller batches get more rounds.
         hf_repeats: rounds of Hugging Face, likewise; 0 leaves it out.
-        seed: of everything random, and of the order of the modes.
     """
 
-    bundle: Path | None = field(default=None, metadata={"type": Path})
+    bundle: Path | None = None
     shape: str = field(default="small", metadata={"choices": tuple(SHAPES)})
     items: int = 12_000
     history: int = 20
     dtype: str = field(default="float32", metadata={"choices": DTYPES})
     threads: int = 0
-    beams: tuple[int, ...] = (5, 10, 20, 50)
-    batches: tuple[int, ...] = (1, 2, 4, 8, 32)
-    nodes: tuple[int, ...] = (128, 256)
-    reuse: tuple[str, ...] = field(default=("cold", "warm"), metadata={"choices": ("cold", "warm")})
-    modes: tuple[str, ...] = field(default=MODES, metadata={"choices": MODES})
+    beams: list[int] = field(default_factory=lambda: [5, 10, 20, 50])
+    batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 32])
+    nodes: list[int] = field(default_factory=lambda: [128, 256])
+    reuse: list[str] = field(default_factory=lambda: [*REUSE], metadata={"choices": REUSE})
+    modes: list[str] = field(default_factory=lambda: [*MODES], metadata={"choices": MODES})
     repeats: int = 15
     hf_repeats: int = 3
-    seed: int = 0
 
     def rounds(self, repeats: int, batch: int) -> int:
         """Rounds of batches of this size, so that small batches cover as many users."""
@@ -97,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.set_num_threads(options.threads)
     document = begin("decode", options, run)
     users = min(512, options.repeats * max(options.batches))
-    setup = Setup(users, "cpu", getattr(torch, options.dtype), options.seed)
+    setup = Setup(users, "cpu", getattr(torch, options.dtype))
     if options.bundle is not None:
         workload = load_bundle_workload(options.bundle, setup)
     else:
@@ -172,7 +171,7 @@ class _Cell:
             return Side(lambda r: answers[name].append(modes[name](r)), self._prepare, rounds)
 
         sides = {name: side(name) for name in modes}
-        times = time_interleaved(sides, self.rounds, seed=self.options.seed)
+        times = time_interleaved(sides, self.rounds)
         own, theirs = times[BEAM], times.get(HUGGING_FACE, [])
         first = answers[BEAM][0].stats[0]
         bytes_per_slot = first.kv_bytes // first.kv_slots

@@ -47,7 +47,7 @@ from answers import HF_ROUNDING, ROUNDING, Agreement, Answer
 from gpu_bench import HUGGING_FACE, MOST, QUICK, WAYS, Bench, Row, Sizes, decode_eagerly
 from gpu_gate import Ranking, Scorer, find_fault, find_row, judge
 from gpu_visit import add_row
-from measuring import environment, summarize
+from measuring import environment, milliseconds
 from workload import SHAPES
 
 from recsys.decoding import SearchRequest
@@ -57,7 +57,6 @@ CASES = ("cold:1", "kept:1", "cold:8", "kept:8", "cold:32", "kept:32")
 QUICK_CASES = ("cold:1", "kept:1", "cold:3", "kept:3")
 HF_MOST = 8  # requests that Hugging Face is timed with
 JUDGED = 8  # requests, at least, whose answers are judged
-TOP_KERNELS = 20
 
 
 class Results:
@@ -74,8 +73,8 @@ class Results:
         """Add rows to a file."""
         self.add = partial(add_row, out)
 
-    def measure(self, kind: str, work: Callable[[], Row], **about: Any) -> bool:
-        """Add the row that `work` returns, or one that says why there is none; whether there is."""
+    def measure(self, kind: str, work: Callable[[], Row], **about: Any) -> None:
+        """Add the row that `work` returns, or one that says why there is none."""
         try:
             row = {"kind": kind, **work()}
         except Exception as error:
@@ -88,7 +87,6 @@ class Results:
         self.failures += row["kind"] == "failure"
         self.refused += not row.get("gate", {}).get("passed", True)
         self.add(**about, **row)
-        return bool(row["kind"] == kind)
 
 
 class Case:
@@ -161,7 +159,7 @@ class Case:
         """Times of the rounds, and what was counted."""
         fallbacks = self.bench.fallbacks()
         rounds = [self.once(way, number) for number in range(self.bench.sizes.rounds)]
-        ms = summarize([1e3 * seconds for seconds, _ in rounds])
+        ms = milliseconds([seconds for seconds, _ in rounds])
         row: Row = {
             "rounds": len(rounds),
             "ms": ms,
@@ -188,22 +186,6 @@ class Case:
         answer = decode(bench, request)
         bench.wait()
         return time.perf_counter() - start, answer
-
-    def profile(self, way: str) -> Row:
-        """Kernels of one decode by time on the device, and the calls that launched them."""
-        from torch.profiler import ProfilerActivity, profile
-
-        on_gpu = self.bench.device.type == "cuda"
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-        self.bench.prepare(way, self.reuse, 1, self.batch)
-        with profile(activities=activities) as profiled:
-            WAYS[way](self.bench, self.bench.request(1, self.batch))
-            self.bench.wait()
-        field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-        events = sorted(profiled.key_averages(), key=lambda event: -getattr(event, field))
-        longest = {e.key: [e.count, round(getattr(e, field), 1)] for e in events[:TOP_KERNELS]}
-        calls = {e.key: e.count for e in events if e.key.startswith(("cuda", "cu", "Memcpy"))}
-        return {"kernels_count_us": longest, "calls": calls}
 
 
 def run(args: argparse.Namespace, results: Results) -> None:
@@ -239,9 +221,7 @@ def _measure(
             if way == HUGGING_FACE and batch > HF_MOST:
                 continue
             which = {**about, "case": reuse, "batch": batch, "way": way}
-            timed = results.measure("row", partial(case.measure, way), **which)
-            if timed and args.profile:
-                results.measure("profile", partial(case.profile, way), **which)
+            results.measure("row", partial(case.measure, way), **which)
     on_gpu = bench.device.type == "cuda"
     return {"peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0}
 
@@ -270,7 +250,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--history", nargs="+", type=int, default=[sizes.history], help="items of a prompt")
     add("--items", type=int, default=sizes.items, help="of the catalog")
     add("--rounds", type=int, default=sizes.rounds, help="timed decodes of a way")
-    add("--profile", action="store_true", help="also profile one decode of each")
     add("--float32", action="store_true", help="float32 on a GPU: exact answers")
     add("--quick", action="store_true", help="toy sizes, in seconds, on a CPU too")
     add("--out", type=Path, default=Path("gpu.jsonl"), help="file to append to")

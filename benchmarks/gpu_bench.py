@@ -59,7 +59,7 @@ class Bench:
         """Make the models and the catalog for some cases; nothing is captured yet."""
         self.sizes, self.cases, self.most = sizes, cases, max(batch for _, batch in cases)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        setup = Setup(256, self.device.type, dtype, 0)
+        setup = Setup(256, self.device.type, dtype)
         self.work = make_shape_workload(model, setup, items=sizes.items, history=sizes.history)
         self.exact = dtype == torch.float32
         self.eager = TreeModel(self.work.target, own_forward=False)

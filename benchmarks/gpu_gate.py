@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface import Ranking
 from numpy.typing import NDArray
 from torch.func import functional_call
 
 Integers = Sequence[int]
-Ranking = Sequence[tuple[tuple[int, ...], float]]  # tokens of an item, and its score
 Scores = NDArray[np.float64]
 MOST = 2.0  # times the larger error of the two that are trusted
 SEVERAL = 5.0  # times the error of Hugging Face, with which eager beam search shares no code
@@ -44,12 +44,8 @@ def judge(error: float, trusted: Mapping[str, float]) -> dict[str, Any]:
     """
     rounded = {name: float(f"{value:.3g}") for name, value in {"error": error, **trusted}.items()}
     shared = trusted["eager"] > SEVERAL * trusted["huggingface"]
-    return {"passed": error <= allowance(trusted) < float("inf") and not shared, **rounded}
-
-
-def allowance(trusted: Mapping[str, float]) -> float:
-    """The largest error that passes."""
-    return MOST * max(trusted.values())
+    allowed = MOST * max(trusted.values())
+    return {"passed": error <= allowed < float("inf") and not shared, **rounded}
 
 
 def find_fault(

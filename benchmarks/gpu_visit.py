@@ -133,7 +133,6 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheels", type=Path, help="folder of wheels to install")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"limit ({SECONDS:g})")
     parser.add_argument("--quick", action="store_true", help="toy sizes, on a CPU too")
     parser.add_argument("--out", type=Path, required=True, help="rows are added to this file")
     args = parser.parse_args()
@@ -146,7 +145,7 @@ def main() -> None:
         path = os.pathsep.join(filter(None, folders))
         own = {"RECSYS_HOME": home, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
         parts = list_parts(out, Path(home), args.wheels, quick=args.quick)
-        failures = visit(parts, out, args.seconds, {**os.environ, **own})
+        failures = visit(parts, out, SECONDS, {**os.environ, **own})
     if failures:
         raise SystemExit(f"{failures} parts failed, or were stopped or left out")
 

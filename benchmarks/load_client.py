@@ -53,11 +53,6 @@ class Run:
     replies: list[Reply] = field(default_factory=list)
 
     @property
-    def rate(self) -> float:
-        """Good answers a second."""
-        return len(self.latency_ms) / self.seconds if self.seconds else 0.0
-
-    @property
     def errors(self) -> int:
         """Number of answers that were not good."""
         return sum(self.statuses.values()) - len(self.latency_ms)

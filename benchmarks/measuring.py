@@ -40,14 +40,9 @@ class Side:
     rounds: int | None = None
 
 
-def time_interleaved(
-    sides: Mapping[str, Side], rounds: int, *, seed: int = 0
-) -> dict[str, list[float]]:
-    """Seconds of all sides by name, one for each round that a side took part in.
-
-    `seed` decides the order of the sides within each round.
-    """
-    rng = np.random.default_rng(seed)
+def time_interleaved(sides: Mapping[str, Side], rounds: int) -> dict[str, list[float]]:
+    """Seconds of all sides by name, one for each round that a side took part in."""
+    rng = np.random.default_rng(0)
     names: list[str] = list(sides)
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
@@ -63,16 +58,16 @@ def time_interleaved(
     return times
 
 
-def summarize(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+def summarize(values: Sequence[float]) -> dict[str, float]:
     """Median, quartiles and 99th percentile."""
     percentiles = np.percentile(values, (50, 25, 75, 99))
     names = ("p50", "p25", "p75", "p99")
-    return {name: round(float(p), digits) for name, p in zip(names, percentiles, strict=True)}
+    return {name: round(float(p), 3) for name, p in zip(names, percentiles, strict=True)}
 
 
-def milliseconds(seconds: Sequence[float], digits: int = 3) -> dict[str, float]:
+def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
     """`summarize` of seconds in milliseconds."""
-    return summarize([1000 * s for s in seconds], digits)
+    return summarize([1000 * s for s in seconds])
 
 
 def compare_times(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float] | None:

@@ -14,11 +14,12 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from measuring import Row, environment
+from transformers import HfArgumentParser
 
 from recsys.progress import say
 
@@ -57,9 +58,7 @@ class Report:
 def read_options(
     kind: type[Options], about: str, quick: Row, argv: Sequence[str] | None = None
 ) -> tuple[Options, argparse.Namespace]:
-    """Options of a command line: one for each field, a list where the default is a tuple.
-
-    A field's metadata may have `choices`, and `type` where the default does not show it.
+    """Options of a command line: one for each field, whose metadata may have `choices`.
 
     Args:
         kind: the dataclass.
@@ -70,26 +69,15 @@ def read_options(
     Returns:
         The options, and `quick` and `out` as attributes of a namespace.
     """
-    parser = argparse.ArgumentParser(
-        description=about, epilog=kind.__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = HfArgumentParser(
+        kind, description=about, epilog=kind.__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run; its figures say nothing")
     parser.add_argument("--out", type=Path, help="folder for report.txt and result.json")
-    for field in fields(kind):  # type: ignore[arg-type]
-        many = isinstance(field.default, tuple)
-        sample = field.default[0] if many and field.default else field.default
-        parser.add_argument(
-            "--" + field.name.replace("_", "-"),
-            type=field.metadata.get("type", type(sample)),
-            choices=field.metadata.get("choices"),
-            nargs="*" if many else None,
-            default=argparse.SUPPRESS,
-            help=f"({field.default})",
-        )
-    values = vars(parser.parse_args(argv))
-    run = argparse.Namespace(quick=values.pop("quick"), out=values.pop("out"))
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return kind(**((quick if run.quick else {}) | values)), run
+    if "--quick" in (sys.argv if argv is None else argv):
+        parser.set_defaults(**quick)
+    options, run = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    return options, run
 
 
 def begin(benchmark: str, options: Any, run: argparse.Namespace) -> Row:

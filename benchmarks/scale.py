@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ DAY, FIRST_DAY = 86400, 1_735_689_600  # in seconds
 class Options:
     """Sizes of the catalogue, the budget of a run, and the duration of a load of the service."""
 
-    items: tuple[int, ...] = (10_000, 100_000)
+    items: list[int] = field(default_factory=lambda: [10_000, 100_000])
     minutes: float = 20.0
     home: Path = Path("var/scale")
     seconds: float = 10.0
@@ -57,7 +57,7 @@ class Options:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print tables and one JSON line."""
-    quick = {"items": (300, 600), "minutes": 0.5, "seconds": 0.5}
+    quick = {"items": [300, 600], "minutes": 0.5, "seconds": 0.5}
     options, run = read_options(Options, __doc__, quick, argv)
     sizes = [measure(items, options) for items in sorted(options.items)]
     publish(begin("scale", options, run) | {"sizes": sizes}, report(sizes), run.out)
@@ -157,7 +157,7 @@ async def load(bundle: Path, seconds: float) -> Row:
     start = start_server(bundle, ("deadline_ms=60000",))
     async with start as server, Client(server, "/v1/items") as client:
         row["start of the service s"] = time.monotonic() - begun
-        loads = await serve.measure(server, serve.Options(bundle, None, (), (1, 32), seconds))
+        loads = await serve.measure(server, serve.Options(bundle, None, [], [1, 32], seconds))
         for run in loads["closed"]:
             for figure in ("p50_ms", "p99_ms", "rate", "server_cpu_ms"):
                 row[f"{run['clients']} clients {serve.COLUMNS[figure]}"] = run[figure]

@@ -50,18 +50,12 @@ COLUMNS = {
 }  # fmt: skip
 
 
-class Workload:
-    """Requests with random histories that the server has not seen; the seed decides them."""
-
-    def __init__(self, bundle: Path, seed: int = 0) -> None:
-        self.item_ids = Catalog.load(bundle / CATALOG).item_ids
-        self._rng = np.random.default_rng(seed)
-
-    def plain(self, k: int = 10) -> Iterator[bytes]:
-        """Requests with a history of 1 to 20 items and no other fields."""
-        while True:
-            items = self._rng.integers(0, len(self.item_ids), self._rng.integers(1, 21))
-            yield json.dumps({"history": [self.item_ids[i] for i in items], "k": k}).encode()
+def draw_requests(bundle: Path) -> Iterator[bytes]:
+    """Requests with random histories of 1 to 20 items, without end, the same each time."""
+    item_ids, rng = Catalog.load(bundle / CATALOG).item_ids, np.random.default_rng(0)
+    while True:
+        items = rng.integers(0, len(item_ids), rng.integers(1, 21))
+        yield json.dumps({"history": [item_ids[i] for i in items], "k": 10}).encode()
 
 
 @dataclass(frozen=True)
@@ -75,20 +69,18 @@ class Options:
         settings: of the server that is started, as key=value of the section `serve`.
         concurrency: clients of each closed loop.
         seconds: duration of each loop.
-        seed: of the requests.
     """
 
     bundle: Path = Path("var/bundles/demo")
-    url: str | None = field(default=None, metadata={"type": str})
-    settings: tuple[str, ...] = field(default=(), metadata={"type": str})
-    concurrency: tuple[int, ...] = (1, 8, 32, 64)
+    url: str | None = None
+    settings: list[str] = field(default_factory=list)
+    concurrency: list[int] = field(default_factory=lambda: [1, 8, 32, 64])
     seconds: float = 10.0
-    seed: int = 0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print tables and one JSON line."""
-    quick = {"concurrency": (1, 8), "seconds": 1.0}
+    quick = {"concurrency": [1, 8], "seconds": 1.0}
     options, run = read_options(Options, __doc__, quick, argv)
     document = begin("serve", options, run)
     document["version"] = read_manifest(options.bundle, "bundle").digest
@@ -116,26 +108,25 @@ async def measure(server: Server, options: Options) -> Row:
     Raises:
         RecsysError: the server does not answer a plain request, or one whose list is compared.
     """
-    workload = Workload(options.bundle, options.seed)
+    requests = draw_requests(options.bundle)
     phases: Row = {"closed": [], "open": []}
     async with Client(server, RECOMMEND, os.environ.get("RECSYS_API_KEY")) as client:
-        first = await client.send(next(workload.plain()))
+        first = await client.send(next(requests))
         if first.status not in OK:
             raise RecsysError(f"{server.url} answers {first.status}: {first.body[:300]!r}")
         most = max(options.concurrency, default=1)
-        await client.closed(workload.plain(), most, seconds=WARM_S)
+        await client.closed(requests, most, seconds=WARM_S)
         for clients in options.concurrency:
             say(f"{clients} clients ...")
-            requests = workload.plain()
             run = await client.closed(requests, clients, seconds=options.seconds)
             phases["closed"].append({"clients": clients, **_describe(run, server)})
         if rate := SHARE * max((row["rate"] for row in phases["closed"]), default=0.0):
             say(f"{rate:.0f} requests a second ...")
-            due = draw_arrivals(rate, options.seconds, options.seed)
-            run = await client.open(workload.plain(), due)
+            due = draw_arrivals(rate, options.seconds)
+            run = await client.open(requests, due)
             phases["open"].append({"sent_rate": round(rate, 1), **_describe(run, server)})
-        requests = list(islice(workload.plain(), COMPARED))
-        runs = [await client.closed(iter(requests), n, keep=True) for n in (1, most)]
+        compared = list(islice(requests, COMPARED))
+        runs = [await client.closed(iter(compared), n, keep=True) for n in (1, most)]
         phases["lists"] = compare(*map(_lists, runs))
     return phases
 
@@ -159,10 +150,10 @@ def _lists(run: Run) -> list[Ranking]:
     return [[(item["item_id"], item["score"]) for item in items] for items in ordered]
 
 
-def draw_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
+def draw_arrivals(rate: float, seconds: float) -> list[float]:
     """Times at which requests are due: a Poisson process of `rate` a second."""
     count = int(2 * rate * seconds) + 100
-    times = np.random.default_rng(seed).exponential(1 / rate, count).cumsum()
+    times = np.random.default_rng(0).exponential(1 / rate, count).cumsum()
     arrivals: list[float] = times[times < seconds].tolist()
     return arrivals
 
@@ -172,7 +163,7 @@ def _describe(run: Run, server: Server) -> Row:
     answers = max(1, len(run.latency_ms))
     return {
         "answers": len(run.latency_ms),
-        "rate": round(run.rate, 1),
+        "rate": round(len(run.latency_ms) / run.seconds, 1),
         "p50_ms": run.percentile(50),
         "p95_ms": run.percentile(95),
         "p99_ms": run.percentile(99),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,21 +62,12 @@ class Workload:
         return [(number * size + i) % len(self.prompts) for i in range(size)]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """How a workload is made.
-
-    Attributes:
-        users: number of users with prompts, at most.
-        device: torch device of the models.
-        dtype: of the models.
-        seed: of everything random.
-    """
+class Setup(NamedTuple):
+    """Users with prompts, at most, and the models' torch device and type."""
 
     users: int
     device: str
     dtype: torch.dtype
-    seed: int
 
 
 def load_bundle_workload(path: Path, setup: Setup) -> Workload:
@@ -103,7 +94,7 @@ def load_bundle_workload(path: Path, setup: Setup) -> Workload:
     if data.item_ids.tolist() != list(bundle.catalog.item_ids):
         raise ConfigError(f"{folder} is not the data set of {path}: set RECSYS_HOME to its home")
     histories = data.examples("test").histories
-    users = np.random.default_rng(setup.seed).permutation(np.flatnonzero(histories.lengths > 1))
+    users = np.random.default_rng(0).permutation(np.flatnonzero(histories.lengths > 1))
     facts = {"weights": path.name, "bundle": bundle.manifest.digest, "prompts": "test users"}
     return _workload(target, draft, bundle.encoder, histories.take(users[: setup.users]), facts)
 
@@ -134,13 +125,13 @@ def make_random_workload(
         items: of the catalog.
         history: items in the history of each user.
     """
-    rng = np.random.default_rng(setup.seed)
+    rng = np.random.default_rng(0)
     tokens = vocabulary.encode(draw_skewed_codes(rng, items, vocabulary.level_sizes))
     encoder = PromptEncoder(tokens, vocabulary.prefix, PromptConfig(history, 1))
     histories = Histories.of(rng.integers(0, items, (setup.users, history)).tolist())
     target, draft = (
-        None if shape is None else make_random_model(shape, vocabulary, replace(setup, seed=seed))
-        for seed, shape in enumerate(shapes, setup.seed)
+        None if shape is None else make_random_model(shape, vocabulary, setup, seed)
+        for seed, shape in enumerate(shapes)
     )
     facts = {"weights": "random", "prompts": f"random histories of {history} items"}
     return _workload(target, draft, encoder, histories, facts)
@@ -194,13 +185,15 @@ def draw_skewed_codes(
     return np.stack(np.unravel_index(rng.permutation(distinct)[:items], level_sizes), axis=1)
 
 
-def make_random_model(shape: Architecture, vocabulary: Vocabulary, setup: Setup) -> Any:
+def make_random_model(
+    shape: Architecture, vocabulary: Vocabulary, setup: Setup, seed: int = 0
+) -> Any:
     """A model with random weights, made on its device so that billions need no second copy."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(setup.dtype)
     try:
         with torch.random.fork_rng(), torch.device(setup.device):
-            torch.manual_seed(setup.seed)
+            torch.manual_seed(seed)
             model = build(shape, vocabulary).eval()
     finally:
         torch.set_default_dtype(before)

@@ -103,11 +103,6 @@ class Variant:
         """Name of the teacher's folder."""
         return f"teacher-{self.source}_{self.seed}"
 
-    @property
-    def wave(self) -> int:
-        """Wave of its training; later waves need what earlier ones made."""
-        return {"none": 0, "target": 1, "mixture": 2}[self.source]
-
 
 @dataclass(frozen=True)
 class DraftSpace(Workspace):

@@ -1,4 +1,4 @@
-"""Accepted levels, target passes and recommendations of test users, for each draft.
+"""Accepted levels, target passes, recommendations and times of test users, for each draft.
 
 Figures of a draft are kept by user (`Sample`) until rows are made of them, so that two drafts can
 be compared over the same users.
@@ -6,14 +6,15 @@ be compared over the same users.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from answers import ROUNDING, Agreement, Answer
+from measuring import Row, Side, compare_times, milliseconds, time_interleaved
 from numpy.typing import NDArray
 
 from atspeed_tables.lineup import DraftSpace
@@ -29,19 +30,13 @@ from recsys.progress import say
 from recsys.training.target import TrainedTarget, load_trained
 
 BATCH = 25
+PLAIN = "plain search"
 Z = 1.96  # of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A target and test users.
-
-    Attributes:
-        target: in float32.
-        trie: of the catalog.
-        prompts: of the users, sorted by length.
-        targets: test items of the users.
-    """
+    """A target in float32, and test users: their prompts, sorted by length, and test items."""
 
     target: TreeModel
     trie: ItemTrie
@@ -86,7 +81,7 @@ class Question:
     Attributes:
         beams: K.
         verification: `strict`, `relaxed`, or `released`, relaxed as AtSpeed's code accepts and
-            counts; `none` for the target alone.
+            counts.
         drafts: N, nodes of each level.
         temperature: of relaxed verification.
     """
@@ -97,33 +92,38 @@ class Question:
     temperature: float = 1.0
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether answers are drawn, instead of the best."""
+        return self.verification != "strict"
+
+    @property
     def row(self) -> dict[str, Any]:
         """The question as plain values."""
         return {"k": self.beams, "verification": self.verification, "drafts": self.drafts}
 
 
-def ask(scene: Scene, draft: TreeModel, question: Question, group: Any, seeds: Any) -> Beams:
-    """The answers of one batch."""
-    k = question.beams
-    if question.verification in ("relaxed", "released"):
+def ask(scene: Scene, draft: TreeModel | None, question: Question, group: Any, seeds: Any) -> Beams:
+    """The answers of one batch, by a draft or by the target alone."""
+    k, request = question.beams, SearchRequest(group)
+    if question.is_sampled:
         request = SearchRequest(group, seeds=seeds, temperature=question.temperature)
+    if draft is None:
+        return beam_search(scene.target, request, scene.trie, k)
+    if question.is_sampled:
         drafts = ModelDrafter(draft, draft_beams=max(k, question.drafts))
         return speculative_beam_search(
             scene.target, drafts, request, scene.trie, k, "relaxed",
             released=question.verification == "released",
         )  # fmt: skip
     drafter = ModelDrafter(draft, widths=[question.drafts] * (scene.trie.num_levels - 1))
-    return speculative_beam_search(scene.target, drafter, group, scene.trie, k)
+    return speculative_beam_search(scene.target, drafter, request, scene.trie, k)
 
 
 @dataclass(frozen=True)
 class Sample:
     """Figures of one draft for one question.
 
-    Attributes:
-        question: that was answered.
-        accepted: (users,) levels of the draft that the first pass accepted, at most L - 1.
-        passes: (users,) passes of the target.
+    They are (users,) levels that the first pass accepted, at most L - 1, and passes of the target.
     """
 
     question: Question
@@ -135,11 +135,7 @@ class Sample:
 def answer_question(base: Workspace, space: DraftSpace, question: Question, users: int) -> Sample:
     """The sample of one draft for one question; the same question is measured once.
 
-    Args:
-        base: the run's workspace, where the target is.
-        space: where the draft is.
-        question: to answer.
-        users: number of test users.
+    The target is in the run's workspace `base`, and the draft in `space`.
     """
     scene, draft = load_scene(base, users), load_draft(space)
     answers = [ask(scene, draft, question, *batch) for batch in scene.batches()]
@@ -174,17 +170,11 @@ def describe(samples: Sequence[Sample]) -> dict[str, Any]:
 class Lists:
     """One way of making recommendations, whose accuracy is measured.
 
-    Attributes:
-        name: in tables.
-        question: K and the verification.
-        sampled: draw at the question's temperature instead of taking the best.
-        draft: where the draft is; its list is compared with the one before it. None for the target
-            alone.
+    Those with a draft are compared with the ones before, which are the target's alone.
     """
 
     name: str
     question: Question
-    sampled: bool = False
     draft: DraftSpace | None = None
 
 
@@ -193,19 +183,15 @@ def measure_lists(base: Workspace, lists: Lists, users: int) -> dict[str, Any]:
     scene, k = load_scene(base, users), lists.question.beams
     draft = None if lists.draft is None else load_draft(lists.draft)
     items, differing = [], 0
-    for group, seeds in scene.batches():
-        plain = drafted = None
-        if draft is None or lists.question.verification == "strict":
-            drawn, heat = seeds if lists.sampled else None, lists.question.temperature
-            request = SearchRequest(group, seeds=drawn, temperature=heat)
-            plain = drafted = beam_search(scene.target, request, scene.trie, k)
-        if draft is not None:
-            drafted = ask(scene, draft, lists.question, group, seeds)
-            differing += 0 if plain is None else _differing(drafted, plain)
-        assert drafted is not None
-        items.append(_items(drafted, scene.trie, k))
+    is_compared = draft is not None and not lists.question.is_sampled
+    for batch in scene.batches():
+        beams = ask(scene, draft, lists.question, *batch)
+        if is_compared:
+            differing += _differing(beams, ask(scene, None, lists.question, *batch))
+        items.append(_items(beams, scene.trie, k))
     hits = Hits.of(np.concatenate(items), scene.targets)
-    return {"recall": recall_at_k(hits, k), "ndcg": ndcg_at_k(hits, k), "differing": differing}
+    figures = {"recall": recall_at_k(hits, k), "ndcg": ndcg_at_k(hits, k)}
+    return {**figures, "differing": differing if is_compared else None}
 
 
 def _differing(beams: Beams, expected: Beams) -> int:
@@ -230,9 +216,9 @@ def compare_accuracy(
         row: dict[str, Any] = {
             "name": kind.name,
             "k": kind.question.beams,
-            "temperature": kind.question.temperature if kind.sampled else 0.0,
-            "sampled": kind.sampled,
-            "differing": answer["differing"] if kind.question.verification == "strict" else None,
+            "temperature": kind.question.temperature if kind.question.is_sampled else 0.0,
+            "sampled": kind.question.is_sampled,
+            "differing": answer["differing"],
         }
         for metric in ("recall", "ndcg"):
             row[metric] = vars(bootstrap(answer[metric]))
@@ -247,3 +233,41 @@ def compare_accepted(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, floa
     """Paired difference of accepted levels, a less b, over the same users."""
     first, second = (np.mean([s.accepted for s in samples], axis=0) for samples in (a, b))
     return cell(first - second)
+
+
+def measure_walltimes(
+    scene: Scene, drafts: Mapping[str, TreeModel], questions: Sequence[Question], rounds: int
+) -> list[Row]:
+    """Rows of each draft and question: milliseconds of a request, and the ratio to plain search.
+
+    Strict questions are compared with beam search, relaxed ones with plain sampling. A round is the
+    request of one user.
+    """
+    order = np.random.default_rng(1).permutation(len(scene.prompts))
+
+    def run(question: Question, draft: TreeModel | None, number: int) -> None:
+        user = int(order[number % len(order)])
+        ask(scene, draft, question, [scene.prompts[user]], [user])
+        if scene.target.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    rows = []
+    for question in questions:
+        say(f"times, {question.verification}, K = {question.beams} ...")
+        ways = {PLAIN: None, **drafts}
+        sides = {name: Side(partial(run, question, draft)) for name, draft in ways.items()}
+        for side in sides.values():
+            side.run(0)  # the first run allocates buffers
+        times = time_interleaved(sides, rounds)
+        plain = times.pop(PLAIN)
+        rows += [
+            {
+                "objective": name,
+                **question.row,
+                "ms": milliseconds(taken),
+                "plain_ms": milliseconds(plain),
+                "speedup": compare_times(plain, taken),
+            }
+            for name, taken in times.items()
+        ]
+    return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from measuring import Row
 from reporting import Report, Table
@@ -63,36 +63,37 @@ def _find(rows: Iterable[Row], **columns: object) -> Row | None:
 
 
 def _beside_paper(
-    document: Row, part: str, verification: str, published: paper.Figures
-) -> list[tuple[str, list[Row | None], list[str]]]:
-    """For each objective: its title, a row for each K, and the published figures, if any."""
+    document: Row,
+    part: str,
+    verification: str,
+    published: paper.Figures,
+    show: Callable[[Row], str],
+) -> list[list[str]]:
+    """For each objective: its title, a cell for each K, and below it the published figures."""
     ks, lines = document["options"]["ks"], []
     for objective in OBJECTIVES:
         about = {"objective": objective, "verification": verification}
         own = [_find(document[part], **about, k=k) for k in ks]
+        lines.append([title_of(objective), *("" if row is None else show(row) for row in own)])
         theirs = [paper.figure(published, verification, objective, k) for k in ks]
-        texts = ["" if v is None else f"{v:.2f}" for v in theirs]
-        lines.append((title_of(objective), own, texts if any(texts) else []))
+        if any(theirs):
+            lines.append([f"  {PAPER}", *("" if v is None else f"{v:.2f}" for v in theirs)])
     return lines
 
 
 def _accepted(document: Row, verification: str) -> Table:
-    lines = []
-    for title, own, published in _beside_paper(document, "table", verification, paper.ACCEPTED):
-        lines.append([title, *(cell(r and r["accepted"]) for r in own)])
-        if published:
-            lines.append([f"  {PAPER}", *published])
+    lines = _beside_paper(
+        document, "table", verification, paper.ACCEPTED, lambda row: cell(row["accepted"])
+    )
     columns = ["objective", *(f"AS@{k}" for k in document["options"]["ks"])]
     name = f"Accepted levels (AS@K), {HOW[verification]}"
     return Table(name, columns, lines, COUNTS[verification])
 
 
 def _speedup(document: Row, verification: str) -> Table:
-    lines = []
-    for title, own, published in _beside_paper(document, "speed", verification, paper.SPEEDUP):
-        lines.append([title, *(f"{r['speedup']['p50']:.2f}" if r else "" for r in own)])
-        if published:
-            lines.append([f"  {PAPER}", *published])
+    lines = _beside_paper(
+        document, "speed", verification, paper.SPEEDUP, lambda row: f"{row['speedup']['p50']:.2f}"
+    )
     baseline = "sampling over the shared cache" if verification == "relaxed" else "beam search"
     return Table(
         f"Walltime speedup (WS@K), {verification}",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from measuring import Row
@@ -17,10 +18,12 @@ from atspeed_tables import paper
 from atspeed_tables.lineup import (
     ABLATIONS,
     OBJECTIVES,
+    PRINTED,
     RELAXED,
     STRICT,
     DraftSpace,
     Variant,
+    derive_settings,
     list_variants,
 )
 from atspeed_tables.measure import (
@@ -34,12 +37,13 @@ from atspeed_tables.measure import (
     load_draft,
     load_scene,
     measure_lists,
+    measure_walltimes,
 )
-from atspeed_tables.produce import produce
-from atspeed_tables.speed import measure_walltimes
 from recsys.artifacts import Workspace, read_manifest
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
+from recsys.progress import say
+from recsys.training import draft
 
 PARTS = ("table", "ablations", "recall")
 VERIFICATIONS = {"strict": STRICT, "relaxed": RELAXED}
@@ -53,8 +57,6 @@ class Options:
 
     Attributes:
         config: YAML file of settings.
-        settings: overrides of it, as section.key=value.
-        name: of the run; names its folders under $RECSYS_HOME (var/).
         parts: of the experiment.
         seeds: drafts of each kind, one a seed.
         steps: of the training of each draft.
@@ -66,62 +68,48 @@ class Options:
         recall_ks: K of the recommendations.
     """
 
-    config: Path | None = field(default=None, metadata={"type": Path})
-    settings: tuple[str, ...] = field(default=(), metadata={"type": str})
-    name: str = ""
-    parts: tuple[str, ...] = field(default=PARTS, metadata={"choices": PARTS})
+    config: Path | None = None
+    parts: list[str] = field(default_factory=lambda: [*PARTS], metadata={"choices": PARTS})
     seeds: int = 1
     steps: int = 1000
     users: int = 200
     timed: int = 20
     recall_users: int = 1000
-    ks: tuple[int, ...] = paper.KS
+    ks: list[int] = field(default_factory=lambda: [*paper.KS])
     drafts: int = paper.DRAFTS
-    recall_ks: tuple[int, ...] = (5, 10)
+    recall_ks: list[int] = field(default_factory=lambda: [5, 10])
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One figure of accepted levels.
-
-    Attributes:
-        part: of the experiment.
-        variant: the draft, with the first seed.
-        question: how it is used.
-        against: the draft that its figure is compared with, or None.
-    """
+class Cell(NamedTuple):
+    """One figure of accepted levels: of a draft with the first seed, used in one way."""
 
     part: str
     variant: Variant
     question: Question
-    against: Variant | None = None
 
 
 def experiment(context: Context, options: Options) -> Row:
     """Run all of it.
 
-    Args:
-        context: of a run. Data, IDs and target are made first where they are missing.
-        options: what is run.
+    Data, IDs and target of the run are made first where they are missing.
 
     Returns:
-        `drafts`, `teachers`, `target` and a list of rows for each part that was run.
+        `drafts`, `target` and a list of rows for each part that was run.
     """
     run_stages(context, ("data", "ids", "target"))
     torch.set_num_threads(1)
     base, parts = context.workspace, options.parts
     cells = [cell for cell in list_cells(options) if cell.part in parts]
-    made: list[Row] = []
     info = read_manifest(base.run("target"), "target").info
     document: Row = {"run": base.name}
     document["target"] = {k: info[k] for k in ("parameters", "epochs", "seconds", "validation")}
     variants = list_variants(parts)
-    for seed in range(options.seeds):
-        made += produce([variant.of(seed) for variant in variants], context, options.steps)
+    drafts = [variant.of(seed) for seed in range(options.seeds) for variant in variants]
+    # Those of a mixture come last: they need the SFT draft of their seed.
+    drafts.sort(key=lambda variant: variant.objective == PRINTED)
+    document["drafts"] = [_train(variant, context, options.steps) for variant in drafts]
     if "recall" in parts:
         document["recall"] = _recall(base, options)
-    document["teachers"] = [row for row in made if "teacher" in row]
-    document["drafts"] = [row for row in made if "draft" in row]
     for cell in cells:
         document.setdefault(cell.part, []).append(_row(cell, base, options))
     if "table" in parts:
@@ -131,6 +119,19 @@ def experiment(context: Context, options: Options) -> Row:
         scene = load_scene(base, options.users)
         document["speed"] = measure_walltimes(scene, models, questions, options.timed)
     return document
+
+
+def _train(variant: Variant, context: Context, steps: int) -> Row:
+    """Make a draft, and its teacher data, where they are missing; the draft's size and time."""
+    workspace = DraftSpace.seen_by(context.workspace, variant)
+    settings = derive_settings(context.settings, variant, steps, context.workspace)
+    info = read_manifest(draft.train(Context(settings, workspace, context.force))).info
+    say(f"draft {variant.key}")
+    return {
+        "draft": variant.key,
+        **{name: getattr(variant, name) for name in ("objective", "title", "seed")},
+        **{name: info[name] for name in ("parameters", "epochs", "steps", "seconds")},
+    }
 
 
 def list_cells(options: Options) -> Iterator[Cell]:
@@ -143,7 +144,7 @@ def list_cells(options: Options) -> Iterator[Cell]:
         yield Cell("ablations", Variant(objective), question)
         for change, ablation in ABLATIONS[objective].items():
             ablated = Variant(objective, 0, change, {"ablations": [ablation]})
-            yield Cell("ablations", ablated, question, Variant(objective))
+            yield Cell("ablations", ablated, question)
 
 
 def _row(cell: Cell, base: Workspace, options: Options) -> Row:
@@ -156,9 +157,9 @@ def _row(cell: Cell, base: Workspace, options: Options) -> Row:
     own = samples(cell.variant)
     names = ("objective", "change", "title")
     row = {name: getattr(cell.variant, name) for name in names} | describe(own)
-    if cell.against is None:
+    if not cell.variant.change:
         return row
-    return {**row, "gain": compare_accepted(own, samples(cell.against))}
+    return {**row, "gain": compare_accepted(own, samples(Variant(cell.variant.objective)))}
 
 
 def _recall(base: Workspace, options: Options) -> list[Row]:
@@ -166,12 +167,10 @@ def _recall(base: Workspace, options: Options) -> list[Row]:
     strict, relaxed = (DraftSpace.seen_by(base, Variant(name)) for name in VERIFICATIONS.values())
     lists: list[Lists] = []
     for k in options.recall_ks:
-        lists.append(Lists("target", Question(k, "none")))
         question = Question(k, "strict", options.drafts)
-        lists.append(Lists(STRICT, question, draft=strict))
+        lists += [Lists("target", question), Lists(STRICT, question, strict)]
         for heat in TEMPERATURES:
-            lists.append(Lists("target", Question(k, "none", temperature=heat), sampled=True))
             question = Question(k, "relaxed", options.drafts, temperature=heat)
-            lists.append(Lists(RELAXED, question, True, draft=relaxed))
+            lists += [Lists("target", question), Lists(RELAXED, question, relaxed)]
     answers = [measure_lists(base, kind, options.recall_users) for kind in lists]
     return compare_accuracy(lists, answers)

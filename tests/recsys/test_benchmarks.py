@@ -16,7 +16,7 @@ from recsys.errors import RecsysError
 from recsys.models.architecture import Architecture
 from recsys.vocabulary import Vocabulary
 
-SETUP = workload.Setup(6, "cpu", torch.float32, 0)
+SETUP = workload.Setup(6, "cpu", torch.float32)
 SMALL = Options(
     beams=(3,), batches=(2,), nodes=(40,), modes=("exhaustive",), repeats=1, hf_repeats=0
 )
