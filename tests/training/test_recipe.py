@@ -40,12 +40,12 @@ def scripted(monkeypatch):
     def script(gains: dict[str, float], epochs: int = 5) -> list[list[str]]:
         tried = []
 
-        def train(self, overrides, minutes):
+        def train(context, users, minutes, overrides):
             tried.append(list(overrides))
             total = 0.2 + sum(gains.get(text, 0.0) for text in overrides)
             return total + 0.01 * np.sin(np.arange(100)), epochs
 
-        monkeypatch.setattr(recipe._Trials, "_train", train)
+        monkeypatch.setattr(recipe, "_train", train)
         return tried
 
     return script
@@ -71,7 +71,7 @@ def test_a_trial_that_gains_is_kept_and_the_next_one_builds_on_it(home, scripted
 def test_a_gain_within_two_standard_errors_is_not_kept(home, monkeypatch):
     users = np.random.default_rng(0).normal(size=100)
     results = iter([np.zeros(100), users - users.mean() + 1.9 * users.std() / 10])
-    monkeypatch.setattr(recipe._Trials, "_train", lambda *_: (next(results), 5))
+    monkeypatch.setattr(recipe, "_train", lambda *_: (next(results), 5))
     context = choose(SMALL, {"one": ["ids.levels=2"]})
     assert context.workspace.manifest("recipe").info["chosen"] == []
 
@@ -116,12 +116,12 @@ def test_too_few_epochs_or_users_end_the_trials(home, scripted):
 def test_without_time_for_two_passes_a_sample_is_used(home, monkeypatch):
     tried = []
 
-    def train(self, overrides, minutes):
+    def train(context, users, minutes, overrides):
         tried.append(list(overrides))
         share = float(overrides[0].partition("=")[2]) if "window_share" in str(overrides) else 1.0
         return np.full(100, 0.2), int(0.2 / share)
 
-    monkeypatch.setattr(recipe._Trials, "_train", train)
+    monkeypatch.setattr(recipe, "_train", train)
     settings = Settings(SMALL | {"minutes": 5, "recipe": {"trials": TRIALS}})
     run_stages(Context.of(settings), ("data", "recipe"))
     sample = ["target.window_share=0.0625"]
