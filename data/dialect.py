@@ -57,7 +57,7 @@ def header(text: str) -> tuple[str, list[str]]:
     >>> header("p0;a|b|c\np1;a\np2;b|c\n")
     (';', ['p0', 'a|b|c'])
     """
-    columns_by = {mark: next(iter(_rows(text, mark, end=1)), []) for mark in DELIMITERS}
+    columns_by = {mark: next(iter(_rows(text, mark, 1)), []) for mark in DELIMITERS}
     divides = [mark for mark, columns in columns_by.items() if len(columns) > 1]
     rows_by = {mark: _rows(text, mark) for mark in divides if len(divides) > 1}
     fits = {
@@ -91,11 +91,8 @@ def names_of_values(text: str, delimiter: str, columns: Sequence[str]) -> tuple[
     return tuple(columns[:more]) if more < 0 and not any(columns[more:]) else ()
 
 
-def _rows(text: str, delimiter: str, *, end: int = FIRST_ROWS, **dialect: Any) -> list[list[str]]:
-    """The first rows behind the header, without the last one, which may be cut off.
-
-    With `end` 1, it is the header alone.
-    """
+def _rows(text: str, delimiter: str, end: int = FIRST_ROWS, /, **dialect: Any) -> list[list[str]]:
+    """The rows behind the header but the last, which may be cut off; with `end` 1, the header."""
     lines = io.StringIO(text.replace("\0", " "), newline="")
     try:
         rows = list(islice(csv.reader(lines, delimiter=delimiter, **dialect), end > 1, end))
@@ -111,10 +108,9 @@ def has_escapes(blocks: Iterable[bytes], text: str, delimiter: str, columns: int
     none can. A backslash before the closing quote of a value is a letter of it, as in `"C:\"`.
     """
     if '\\"' in text:
-        escape: dict[str, Any] = {"doublequote": False, "escapechar": "\\"}
         escaped, doubled = (
             sum(len(row) == columns for row in _rows(text, delimiter, **dialect))
-            for dialect in (escape, {})
+            for dialect in ({"doublequote": False, "escapechar": "\\"}, {})
         )
         if escaped != doubled:
             return escaped > doubled

@@ -116,8 +116,8 @@ def _of_lines(file: TableFile) -> Layout | None:
         header = next((line for line in lines if not re.fullmatch(RULED, line)), "").strip()
         framed, mark = header.startswith("|"), RULE if "|" in header else BLANKS
         every = (line.strip() for line in _lines(file) if not re.fullmatch(RULED, line))
-        bare = (line.removeprefix("|").removesuffix("|") if framed else line for line in every)
-        cells = (re.split(mark, line.strip()) for line in bare)
+        shown = (line.removeprefix("|").removesuffix("|") if framed else line for line in every)
+        cells = (re.split(mark, line.strip()) for line in shown)
         names = next(cells, [])
         if known_names(names) > 1 and (framed or "  " in header):
             return Layout("aligned", names, cells, {})

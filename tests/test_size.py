@@ -25,18 +25,18 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (30_260, 25_000),
+    "recsys": (29_740, 25_000),
     "data": (11_660, 5_500),
     "training": (6_140, 6_000),
-    "serving": (14_580, 13_000),
+    "serving": (14_280, 13_000),
     "benchmarks": (3_360, 3_500),
-    "tests": (47_380, 36_000),
+    "tests": (48_100, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
-    "lines of the product": (66_000, 53_500),
-    "lines of the largest file": (656, 500),
-    "lines of the largest class": (406, 350),
+    "lines of the product": (65_180, 53_500),
+    "lines of the largest file": (500, 500),
+    "lines of the largest class": (350, 350),
     "words of the documents": (49_000, 50_000),
     "words of README.md": (900, 900),
     "lines of CHANGELOG.md": (60, 60),

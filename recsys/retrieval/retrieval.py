@@ -179,7 +179,7 @@ class Retrieval:
             excluded: further items to leave out, n sequences.
             allowed: (items,) bool for each history, the items it may get; None for all.
         """
-        blocked = self._blocked(histories, exclude_seen, excluded, allowed, len(self))
+        blocked = _blocked(histories, exclude_seen, excluded, allowed, len(self))
         return self._candidates(Evidence(self, histories), k, blocked)
 
     def _candidates(self, evidence: Evidence, k: int, blocked: NDArray[np.bool_]) -> Candidates:
@@ -220,7 +220,7 @@ class Retrieval:
         `Evidence`.
         """
         size = len(self) + (0 if later is None else len(later))
-        free = self._blocked(histories, exclude_seen, excluded, allowed, size)
+        free = _blocked(histories, exclude_seen, excluded, allowed, size)
         blocked, evidence = free[:, : len(self)], Evidence(self, histories, later, grown)
         if (native := evidence.native) is not None:
             items, supported, best = native.propose(evidence, k, free)
@@ -431,19 +431,19 @@ class Retrieval:
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
 
-    def _blocked(
-        self,
-        histories: Histories,
-        exclude_seen: bool,
-        excluded: Histories | None,
-        allowed: Sequence[NDArray[np.bool_] | None] | None,
-        size: int,
-    ) -> NDArray[np.bool_]:
-        """(n, size) which of the first `size` items each history may not get."""
-        left_out = [] if excluded is None else [excluded]
-        if exclude_seen or histories.hidden is not None:
-            left_out.append(histories.left_out(exclude_seen))
-        return blocked_items(len(histories), size, left_out, allowed)
+
+def _blocked(
+    histories: Histories,
+    exclude_seen: bool,
+    excluded: Histories | None,
+    allowed: Sequence[NDArray[np.bool_] | None] | None,
+    size: int,
+) -> NDArray[np.bool_]:
+    """(n, size) which of the first `size` items each history may not get."""
+    left_out = [] if excluded is None else [excluded]
+    if exclude_seen or histories.hidden is not None:
+        left_out.append(histories.left_out(exclude_seen))
+    return blocked_items(len(histories), size, left_out, allowed)
 
 
 def _mixed(

@@ -403,3 +403,12 @@ async def test_openapi_has_the_scope_of_each_operation(guarded):
             else:
                 assert operation["security"] == [{"key": []}]
                 assert operation["x-scope"] == scope.word
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for other users")
+def test_a_key_that_root_makes_leaves_the_file_to_its_owner(file):
+    auth.create(file, "shop", "read")
+    os.chown(file, 12345, 12346)
+    auth.create(file, "ops", "admin")
+    assert (file.stat().st_uid, file.stat().st_gid) == (12345, 12346)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
