@@ -146,7 +146,7 @@ class RecommendationsRequest(RequestOptions, Subject):
                 "boosts": [boost.model_dump() for boost in self.boosts],
                 "trace": "trace" in self.include,
                 "history_types": history.types,
-                "pin": (),
+                "pin": [],
                 "max_per": {},
             },
         )

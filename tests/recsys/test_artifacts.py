@@ -172,7 +172,7 @@ def test_a_second_writer_is_refused_and_deletes_nothing(tmp_path):
     with write_artifact(tmp_path / "a", "ids") as folder:
         (folder / "report.json").write_text("first")
         with (
-            pytest.raises(LockedError, match=f"a is in use by process {os.getpid()} on .*; wait"),
+            pytest.raises(LockedError, match="a is in use by another process; wait"),
             write_artifact(tmp_path / "a", "ids"),
         ):
             pytest.fail("the body must not run")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import assert_as_exact, tiny_model
@@ -41,7 +42,9 @@ VECTORS = np.random.default_rng(1).normal(size=(ITEMS, 5))
 CONTENT = np.random.default_rng(2).normal(size=(ITEMS, 3))
 UNIT = CONTENT / np.linalg.norm(CONTENT, axis=1, keepdims=True)
 TERMS = Terms(["first", "second", "third"], np.ones(3, np.float32))
-SASREC = SasRecModel(ITEMS, SasRecConfig(1, hidden=8, window=PromptConfig(6, 2)), None).frozen()
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    SASREC = SasRecModel(ITEMS, SasRecConfig(1, hidden=8, window=PromptConfig(6, 2)), None).frozen()
 WEIGHTS = {
     name: float(weight)
     for name, weight in zip(
@@ -265,7 +268,9 @@ def test_a_removal_leaves_the_scores_of_the_rest(rec):
     after = scored(rec.recommend_batch([request])[0])
     kept = [item for item in ids_of(before) if item in after]
     assert not set(removed) & set(after)
-    assert len(kept) == 18
+    others = [score for item, score in scored(before).items() if item not in {*removed, *kept}]
+    assert kept
+    assert max(others, default=-math.inf) <= min(after.values())  # what left the list
     assert [item for item in after if item in kept] == kept
     assert [after[item] for item in kept] == pytest.approx([scored(before)[i] for i in kept])
 

@@ -316,7 +316,7 @@ async def test_every_option_arrives_at_the_model(client, recommender, monkeypatc
     assert (first.filter, first.boosts, first.guarantee) == (EVEN, boosts, "global")
     assert (second.seed, second.temperature, second.mode) == (2**63 - 1, 1.5, "relaxed")
     assert (third.mode, third.trace, third.blend) == ("strict", True, False)
-    assert last == RecommendRequest(["item-1"], 10, True, [], boosts=[], history_types=[])
+    assert last == RecommendRequest(["item-1"], 10, None, [], boosts=[], history_types=[])
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ async def test_long_ids_of_events_take_no_memory(service):
         for page in range(pages):
             acts = [Act(name, name, "click", n, name) for n, name in enumerate(names(page))]
             events.add(acts, epoch.catalog.known)
-        tally = Tally(epoch, events, ())
+        tally = Tally(epoch, events)
         for page in range(pages):
             answers = [Given(n, name, name, "[]", n) for n, name in enumerate(names(page))]
             tally.add_answers(answers)
