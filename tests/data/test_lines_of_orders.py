@@ -10,9 +10,11 @@ import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from recsys.data import growth
+from recsys.data.grouped_rows import columns_of_orders
 from recsys.data.rules import Rules
 from recsys.errors import DataError
 
@@ -284,3 +286,16 @@ def test_columns_and_types_of_a_night_may_be_in_other_capitals(shop, raw):
     growth.write(raw, new, found.data.items.slice(0, 0), growth.Erased.of(found.data, []))
     grown = growth.grow(found.data, raw, Rules(dates=(1_736_000_000, 1_736_500_000)))
     assert [b.name for b in grown.dataset.behaviours] == [b.name for b in found.data.behaviours]
+
+
+def test_a_time_that_further_lines_lack_does_not_divide_an_order():
+    rows = pa.table({
+        "Email": ["a@x.de"] * 3 + ["b@x.de"] * 3,
+        "Paid at": ["2025-01-01 10:00", "", "", "2025-01-02 11:00", "", ""],
+        "Created at": ["2025-01-01 10:00"] * 3 + ["2025-01-02 11:00"] * 3,
+        "Financial Status": ["refunded", "", "", "paid", "", ""],
+        "Lineitem sku": ["1", "2", "3", "4", "5", "6"],
+    })  # fmt: skip
+    of_orders = columns_of_orders(rows)
+    assert of_orders.first_lines(rows).tolist() == [True, False, False] * 2
+    assert "Financial Status" in of_orders.names
