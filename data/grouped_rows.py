@@ -89,9 +89,9 @@ def columns_of_orders(rows: pa.Table) -> OfOrders:
     of_items -= {*times, *users, *orders}
     numbers: list[tuple[str, ...]] = [(name,) for name in orders + users]
     if users and not of_orders:
-        full = (n for n in times if filled[n].all())
+        fullest = sorted(times, key=lambda name: -filled[name].mean())
         clocks = (
-            n for n in full if pc.any(pc.match_substring_regex(as_text(rows[n]), CLOCK)).as_py()
+            n for n in fullest if pc.any(pc.match_substring_regex(as_text(rows[n]), CLOCK)).as_py()
         )
         numbers += [(users[0], name) for name in clocks]
     for number in numbers if times else ():
