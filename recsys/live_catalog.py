@@ -70,6 +70,7 @@ class AddedItems:
         index: place of each in `ids`.
         titles: of the added records.
         rows: the added records, in the schema of the bundle's items.
+        sizes: (records,) bytes of each; of records that were added together, their mean.
         content: what retrieval knows of the added records; None if it knows nothing.
     """
 
@@ -80,7 +81,7 @@ class AddedItems:
         self.ids: list[str] = []
         self.index: dict[str, int] = {}
         self.titles: list[str] = []
-        self.rows = base.items.slice(0, 0)
+        self.rows, self.sizes = base.items.slice(0, 0), np.empty(0)
 
     @cached_property
     def derived(self) -> dict[str, str]:
@@ -117,6 +118,8 @@ class AddedItems:
                 self.index[item_id] = len(self.ids) - 1  # after `ids`, for concurrent readers
         self.titles += rows["title"].to_pylist()
         self.rows = pa.concat_tables([self.rows, rows])
+        mean = rows.nbytes / max(1, len(rows))
+        self.sizes = np.append(self.sizes, np.full(len(rows), mean))
         if self.rows.column(0).num_chunks > MOST_CHUNKS:
             self.rows = self.rows.combine_chunks()
         if content is not None:
@@ -137,7 +140,10 @@ class AddedItems:
         copy.index = {item_id: i for i, item_id in enumerate(copy.ids)}
         new = np.flatnonzero(record >= size)
         copy.titles = [self.titles[r - size] for r in record[new].tolist()]
-        copy.rows = _taken(self.rows, record[new] - size)
+        copy.rows, copy.sizes = (
+            _taken(self.rows, record[new] - size),
+            self.sizes[record[new] - size],
+        )
         if self.content is not None:
             copy.content = self.content.take(record[new] - size)
         renumbered = record.copy()
@@ -169,12 +175,11 @@ class EpochCatalog:
     @property
     def is_wasteful(self) -> bool:
         """Whether removed and replaced records take more than a small share of the memory."""
-        base, rows = self.added.base, self.added.rows
-        live = np.count_nonzero(self.record[self.alive] >= len(base))
-        waste = rows.nbytes * (1 - live / max(1, len(rows)))
-        return bool(
-            waste > max(LEAST_WASTE, MOST_WASTE * (base.items.nbytes + rows.nbytes - waste))
-        )
+        sizes, base = self.added.sizes, self.added.base
+        record = self.record[self.alive]
+        live = sizes[record[record >= len(base)] - len(base)].sum()
+        most = max(LEAST_WASTE, MOST_WASTE * (base.items.nbytes + live))
+        return bool(sizes.sum() - live > most)
 
     @cached_property
     def items(self) -> pa.Table:

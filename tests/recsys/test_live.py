@@ -555,3 +555,19 @@ def test_memory_is_that_of_a_fresh_load_after_any_changes():
     fresh.remove([name for name, item in there.items() if item is None])
     assert hot.current.num_items == fresh.current.num_items
     assert used(hot) == pytest.approx(used(fresh), rel=0.05)
+
+
+def test_a_large_record_that_is_replaced_takes_memory_once():
+    """Most records are small and live: their number says little of the bytes that are wasted."""
+    hot = Epochs(BUNDLE)
+    codes = tuple(0 for _ in LEVELS)
+    hot.upsert([NewItem(f"small-{i}", "", "", {}, codes) for i in range(2_000)])
+    for number in range(40):
+        hot._rested = float("-inf")  # no pauses
+        hot.upsert([NewItem("large", "", f"{number}" * 20_000, {}, codes)])
+        for thread in threading.enumerate():
+            if thread.name == "compaction":
+                thread.join()
+    hot._rested = float("-inf")
+    hot.upsert([NewItem("small-0", "", "", {}, codes)])
+    assert len(hot.current.catalog.added.rows) < 2_001 + 10
