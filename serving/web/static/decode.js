@@ -1,7 +1,7 @@
-// Inside the decode: the tree of one answer, pass by pass, compared with plain beam search.
+// Inside the decode: the tree of one answer, pass by pass.
 
-import { call, request } from "./api.js";
-import { announce, codes, empty, h, logProb, number, problemBox, render, share, tile } from "./dom.js";
+import { latest, request } from "./api.js";
+import { announce, empty, h, number, problemBox, render, tile } from "./dom.js";
 import { ASKED } from "./results.js";
 import { state, watch } from "./state.js";
 import { drawTree, layout } from "./tree.js";
@@ -11,7 +11,8 @@ const FATES = {
   rejected: "run, but not a beam",
   patched: "a beam that was not drafted; added by a later pass",
 };
-let root, pass = 1, all = false, answer = null, runs = null, asked = 0;
+const ask = latest();
+let root, pass = 1, answer = null;
 
 export function mountDecode(into) {
   root = into;
@@ -19,29 +20,22 @@ export function mountDecode(into) {
   window.addEventListener("resize", () => state.view === "decode" && answer && draw());
 }
 
-/** The request to inspect: the model's exact search alone, without blending. */
-const speculative = () => ({
-  ...request(["trace", "timing", "metadata"]),
-  mode: "strict", blend: false,
-});
-
 async function load() {
-  const mine = ++asked;
   render(root, h("h2", {}, "Inside the decode"), h("p", { class: "fine", role: "status" }, "Decoding …"));
+  // The model's exact search alone, without blending.
+  const body = { ...request(["trace", "timing", "metadata"]), mode: "strict", blend: false };
+  let found;
   try {
-    const found = await call("POST", "/v1/recommendations", { body: speculative() });
-    if (mine !== asked) return;
-    answer = found;
+    found = await ask("POST", "/v1/recommendations", body);
   } catch (problem) {
-    if (mine !== asked) return;
     answer = null;
     render(root, h("h2", {}, "Inside the decode"), problemBox(problem, load));
     return;
   }
+  if (!found) return; // a newer request is under way
+  answer = found;
   pass = answer.trace?.passes ?? 1;
-  runs = null;
   draw();
-  compare();
 }
 
 function draw() {
@@ -64,10 +58,16 @@ function draw() {
       tile("compute", `${number(timing?.compute_ms, 1)} ms`, answer.certificate ?? "")),
     stepper(trace),
     h("figure", { class: "tree-box", id: "tree" }),
-    h("div", { class: "look", id: "look", "aria-live": "polite" }, legend()),
-    h("section", { id: "compare", "aria-labelledby": "compare-title" }, side(), h("p", { class: "fine" }, "Searching plainly, too …")));
-  picture();
-  if (runs) drawComparison();
+    h("p", { class: "look", id: "look" }),
+    legend());
+  const pane = root.querySelector("#look");
+  const box = root.querySelector("#tree");
+  const { picture, column } = drawTree(layout(trace, answer.items), trace.levels, box.clientWidth, (text) => (pane.textContent = text));
+  const head = heads(trace);
+  head.style.gridTemplateColumns = `${12 + column}px repeat(${trace.levels - 1}, ${column}px) 1fr`;
+  head.style.width = `${picture.getAttribute("width")}px`;
+  render(box, head, picture);
+  step(pass);
 }
 
 function count(nodes) {
@@ -78,20 +78,6 @@ function count(nodes) {
 
 const legend = () => h("ul", { class: "legend" }, Object.entries(FATES).map(([fate, text]) =>
   h("li", {}, h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), h("strong", {}, fate), ` ${text}`)));
-
-// The picture
-
-function picture() {
-  const box = root.querySelector("#tree");
-  const { trace, items } = answer;
-  const shape = layout(trace, items, all);
-  const { picture: tree, column } = drawTree(shape, trace.levels, box.clientWidth, look);
-  const head = heads(trace);
-  head.style.gridTemplateColumns = `${12 + column}px repeat(${trace.levels - 1}, ${column}px) 1fr`;
-  head.style.width = `${tree.getAttribute("width")}px`;
-  render(box, head, tree);
-  step(pass);
-}
 
 /** The counts of each level: nodes by fate, and codes that are not allowed. */
 function heads(trace) {
@@ -109,103 +95,29 @@ function heads(trace) {
   }));
 }
 
-function look(node) {
-  const pane = root.querySelector("#look");
-  if (node.kind !== "node") {
-    render(pane, node.kind === "item"
-      ? h("p", {}, h("strong", {}, `${node.rank}. ${node.title}`), codes(node.path), ` target ${logProb(node.target_log_prob)} (${share(node.target_log_prob)})`)
-      : legend());
-    return;
-  }
-  render(pane, h("p", {},
-    h("span", { class: `dot ${node.fate}`, "aria-hidden": "true" }), h("strong", {}, node.fate), codes(node.path),
-    ` level ${node.depth}, pass ${node.pass}`,
-    node.items != null && `, ${number(node.items)} items below`),
-  h("p", { class: "probs" },
-    probability("draft", node.draft_log_prob), probability("target", node.target_log_prob)));
-}
-
-function probability(name, value) {
-  const bar = h("span", { class: `bar ${name}`, "aria-hidden": "true" });
-  bar.style.setProperty("--part", value === null ? 0 : Math.max(0.01, Math.min(1, Math.exp(value))));
-  return h("span", { class: "prob-line" }, h("span", {}, name), bar,
-    h("span", {}, value === null ? "not drafted" : `${logProb(value)} (${share(value)})`));
-}
-
 // Passes
 
 function stepper(trace) {
-  const to = (n) => () => step(n());
-  const slider = h("input", {
-    type: "range", id: "pass", min: 0, max: trace.passes, step: 1, value: pass, "aria-label": "Passes shown",
-    oninput: (event) => step(Number(event.target.value)),
-  });
-  const every = h("input", { type: "checkbox", id: "every", checked: all, onchange: (event) => ((all = event.target.checked), picture()) });
-  return h("div", { class: "stepper", role: "group", "aria-label": "Passes of the target" },
-    h("button", { type: "button", id: "back", "aria-label": "Pass before", onclick: to(() => Math.max(0, pass - 1)) }, "◂"),
-    slider,
-    h("button", { type: "button", id: "forth", "aria-label": "Next pass", onclick: to(() => Math.min(trace.passes, pass + 1)) }, "▸"),
-    h("output", { id: "pass-text", for: "pass" }),
-    h("label", { class: "end" }, every, " every rejected node"));
+  return h("div", { class: "stepper" },
+    h("input", {
+      type: "range", id: "pass", min: 0, max: trace.passes, step: 1, value: pass, "aria-label": "Passes of the target shown",
+      oninput: (event) => step(Number(event.target.value)),
+    }),
+    h("output", { id: "pass-text", for: "pass" }));
 }
 
 function step(to) {
   pass = to;
   const { trace } = answer;
-  for (const one of root.querySelectorAll(".tree [data-pass]")) one.classList.toggle("later", Number(one.dataset.pass) > pass);
-  for (const one of root.querySelectorAll(".tree .mark")) {
-    if (one.classList.contains("later")) one.setAttribute("aria-hidden", "true");
-    else one.removeAttribute("aria-hidden");
+  for (const one of root.querySelectorAll(".tree [data-pass]")) {
+    const isLater = Number(one.dataset.pass) > pass;
+    one.classList.toggle("later", isLater);
+    one.setAttribute("aria-hidden", isLater);
   }
   const here = count(trace.nodes.filter((node) => node.pass === pass));
   const text = pass === 0
     ? "before the first pass"
     : `pass ${pass} of ${trace.passes}: ${Object.entries(here).map(([fate, n]) => `${n} ${fate}`).join(", ") || "the last level"}`;
-  root.querySelector("#pass").value = pass;
   root.querySelector("#pass-text").textContent = text;
   announce(text);
 }
-
-// Side by side with plain beam search
-
-async function compare() {
-  const mine = asked;
-  const body = { ...speculative(), include: ["timing"] };
-  try {
-    const plain = await call("POST", "/v1/recommendations", { body: { ...body, mode: "beam" } });
-    const tree = await call("POST", "/v1/recommendations", { body }); // tracing takes time
-    if (mine !== asked) return;
-    runs = { plain, tree };
-    drawComparison();
-  } catch (problem) {
-    if (mine !== asked) return;
-    render(root.querySelector("#compare"), side(), problemBox(problem, compare));
-  }
-}
-
-function drawComparison() {
-  const box = root.querySelector("#compare");
-  if (!box) return;
-  const { plain, tree } = runs;
-  const ids = (of) => of.items.map((item) => item.item_id);
-  const [ours, theirs] = [ids(answer), ids(plain)];
-  const same = ours.length === theirs.length && ours.every((id, i) => id === theirs[i]);
-  const decode = (of) => of.timing?.decode ?? {};
-  const rows = [
-    ["target passes", (of) => number(decode(of).target_passes)],
-    ["tokens processed by the target", (of) => number(decode(of).target_tokens)],
-    ["nodes drafted", (of) => number(decode(of).drafted_nodes ?? 0)],
-    ["certificate", (of) => of.certificate ?? "–"],
-    ["compute", (of) => `${number(of.timing?.compute_ms, 1)} ms`],
-  ];
-  render(box,
-    side(),
-    h("p", { class: same ? "same" : "differs" }, same ? `The same ${ours.length} items in the same order.` : `${ours.filter((id) => theirs.includes(id)).length} of ${theirs.length} items are the same.`),
-    h("table", {}, h("caption", { class: "sr" }, "Counts and time of each search"),
-      h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "col" }, "speculative"), h("th", { scope: "col" }, "plain"))),
-      h("tbody", {}, rows.map(([name, of]) =>
-        h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, of(tree)), h("td", {}, of(plain)))))),
-    h("p", { class: "fine" }, "Which search is faster depends on the cost of a pass: on an accelerator, a wide pass takes little longer than a narrow one; on a CPU, its time grows with its tokens."));
-}
-
-const side = () => h("h3", { id: "compare-title" }, "Side by side with plain beam search");

@@ -61,8 +61,6 @@ export function percent(value) {
   return found === 0 || found >= 0.1 ? `${number(found, found < 10 && found > 0 ? 1 : 0)} %` : "< 0.1 %";
 }
 
-export const share = (logProbability) => percent(Math.exp(logProbability));
-
 /** When something happened, in the visitor's time zone. */
 export const moment = (ms) => new Date(ms).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 
@@ -93,6 +91,13 @@ export function problemBox(problem, retry) {
 
 export const empty = (title, ...text) =>
   h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), h("p", {}, ...text));
+
+/** A table of figures: the first cell of each row is its heading. */
+export const table = (name, columns, rows) =>
+  h("table", { class: "ranked" },
+    h("caption", { class: "sr" }, name),
+    h("thead", {}, h("tr", {}, columns.map((text, i) => h("th", { scope: "col", class: i ? "count" : undefined }, text)))),
+    h("tbody", {}, rows.map(([heading, ...cells]) => h("tr", {}, h("th", { scope: "row" }, heading), cells.map((cell) => h("td", { class: "count" }, cell))))));
 
 /** A figure with its name and a remark. */
 export const tile = (name, value, about) =>

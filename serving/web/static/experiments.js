@@ -1,8 +1,7 @@
 // Experiments with users.
 
 import { call } from "./api.js";
-import { bars } from "./charts.js";
-import { empty, h, moment, number, plural, problemBox, render } from "./dom.js";
+import { empty, h, moment, number, percent, plural, problemBox, render, table } from "./dom.js";
 import { state, watch } from "./state.js";
 
 let list;
@@ -10,7 +9,7 @@ let list;
 export function mountExperiments(root) {
   list = h("div", { class: "stack" });
   root.append(h("h2", {}, "Experiments"),
-    h("p", { class: "lead" }, "Users are divided among aliases. Intervals hold at every time, so you may look as often as you like."),
+    h("p", { class: "lead" }, "Users are divided among aliases. A rate is the mean over users of the share of their answers that were followed. Intervals hold at every time, so you may look as often as you like."),
     list);
   watch(["view"], () => state.view === "experiments" && load());
 }
@@ -27,25 +26,23 @@ async function load() {
 }
 
 function panel(one, results) {
-  const stopped = one.arms.filter((arm) => arm.stopped_ms);
-  const guardrail = !one.guardrail ? "off" : stopped.length ? stopped.map((arm) => `stopped ${arm.alias} on ${moment(arm.stopped_ms)}`).join(", ") : "on, no arm was stopped";
   return h("section", { class: "panel" }, h("h3", {}, one.name),
     h("p", { class: "fine" }, [
       one.status, `${moment(one.started_ms)} to ${moment(one.ends_ms)}`, one.by && `by ${one.by}`,
       `counts ${one.event} within ${number(one.window_s / 3600, one.window_s % 3600 ? 1 : 0)} hours`,
     ].filter(Boolean).join(" · ")),
-    h("p", {}, "Guardrail: ", h("strong", { class: stopped.length ? "off" : "" }, guardrail), ". Shares: ",
-      one.arms.map((arm) => `${arm.alias} ${number(100 * arm.share)} %`).join(", "), "."),
+    h("p", {}, `Shares: ${one.arms.map((arm) => `${arm.alias} ${number(100 * arm.share)} %`).join(", ")}.`),
     results instanceof Error ? problemBox(results, load) : measured(results));
 }
 
 function measured(results) {
-  const rows = results.arms.filter((arm) => arm.rate !== null).map((arm, i) => ({
-    name: `${arm.alias} (${plural(arm.observed, "user")})`, value: 100 * arm.rate, strong: i === 0,
-  }));
+  const points = (share) => number(100 * share, 2);
+  const rows = results.arms.filter((arm) => arm.rate !== null).map((arm) => [
+    arm.alias, number(arm.observed), percent(arm.rate), arm.low == null ? "–" : `${points(arm.difference)} (${points(arm.low)} to ${points(arm.high)})`,
+  ]);
   return [
     h("p", { class: "verdict" }, results.verdict),
-    rows.length > 0 && bars("Per cent of a user's answers that were followed, mean over users", rows, 2),
+    rows.length > 0 && table(`Rates of ${results.name}`, ["arm", "users", "rate", "difference in points"], rows),
     results.arms.some((arm) => arm.waiting) && h("p", { class: "fine" }, `Not counted yet: ${results.arms.map((arm) => `${arm.alias} ${plural(arm.waiting, "user")}`).join(", ")}.`),
   ];
 }

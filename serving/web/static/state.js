@@ -29,8 +29,7 @@ export function parse(hash) {
   for (const name of ["user", "model", "other", "prefix", "q"]) found[name] = given.get(name) ?? "";
   const k = Number(given.get("k"));
   if (Number.isInteger(k) && k >= 1 && k <= 200) found.k = k;
-  const days = Number(given.get("days"));
-  if (Number.isInteger(days) && days >= 1 && days <= 7) found.days = days;
+  if (given.get("days") === "7") found.days = 7;
   found.seen = { 0: false, 1: true }[given.get("seen")] ?? null;
   if (given.has("h")) found.history = given.getAll("h").filter(Boolean).slice(-MOST_HISTORY);
   try {

@@ -1,12 +1,10 @@
 // What a merchandiser looks at in the morning: what was recommended, what came of it, what to look into.
 
 import { at, call, latest, remember } from "./api.js";
-import { bars } from "./charts.js";
-import { h, moment, number, percent, plural, problemBox, render, tile } from "./dom.js";
+import { h, moment, number, percent, plural, problemBox, render, table, tile } from "./dom.js";
 import { openItem } from "./item.js";
 import { state, update, watch } from "./state.js";
 
-const PERIODS = { 1: "the last 24 hours", 7: "the last 7 days" };
 const EVERY_MS = 60_000;
 const ask = latest();
 let box, made, period, timer = 0;
@@ -14,7 +12,7 @@ let box, made, period, timer = 0;
 export function mountToday(root) {
   made = h("p", { class: "facts-line" }); // no status: it changes each minute
   period = h("select", { id: "days", onchange: () => update({ days: Number(period.value) }) },
-    Object.entries(PERIODS).map(([value, name]) => h("option", { value }, name)));
+    h("option", { value: 1 }, "the last 24 hours"), h("option", { value: 7 }, "the last 7 days"));
   box = h("div", { class: "today-box" });
   root.append(h("div", { class: "list-head" }, h("h2", {}, "Today"), made,
     h("p", { class: "field" }, h("label", { for: "days" }, "Period"), period)), box);
@@ -27,8 +25,6 @@ export function mountToday(root) {
 }
 
 async function load() {
-  if (!PERIODS[state.days]) PERIODS[state.days] = `the last ${state.days} days`; // from a link
-  if (!period.querySelector(`[value="${state.days}"]`)) period.append(h("option", { value: state.days }, PERIODS[state.days]));
   period.value = state.days;
   let found, trends;
   try {
@@ -54,19 +50,20 @@ function draw(found, trends) {
       rate("Purchase rate", purchase, found),
       tile("Catalog shown", percent(coverage.items ? coverage.shown / coverage.items : null), `${number(coverage.shown)} of ${plural(coverage.items, "item")}`)),
     h("div", { class: "two" },
-      table("Trending", "What people look at and buy now, wherever they found it. Each person counts once for an item, a purchase more than a look, and half after each day.",
+      items("Trending", "What people look at and buy now, wherever they found it. Each person counts once for an item, a purchase more than a look, and half after each day.",
         trends, { score: "score" }, "No events in the last seven days.", 1),
-      table("Never shown", `${plural(coverage.never_shown, "item")} of the catalog ${coverage.never_shown === 1 ? "was" : "were"} in no recommendation; first those that people look for anyway.`,
+      items("Never shown", `${plural(coverage.never_shown, "item")} of the catalog ${coverage.never_shown === 1 ? "was" : "were"} in no recommendation; first those that people look for anyway.`,
         found.never_shown, { people: "people" }, "Every item was shown."),
-      table("Shown, and nothing came of it", `${plural(coverage.never_followed, "item")} ${coverage.never_followed === 1 ? "was" : "were"} shown, and nobody followed; most shown first.`,
+      items("Shown, and nothing came of it", `${plural(coverage.never_followed, "item")} ${coverage.never_followed === 1 ? "was" : "were"} shown, and nobody followed; most shown first.`,
         found.never_followed, { shown: "shown", people: "people" }, "None."),
-      table("Most shown", "The items that are recommended most, and how often somebody followed.",
+      items("Most shown", "The items that are recommended most, and how often somebody followed.",
         found.most_shown, { shown: "shown", followed: "followed" }, "Nothing was recommended in this period.")),
     h("div", { class: "two" },
       h("section", { class: "panel" }, h("h3", {}, "What came of recommendations"),
-        found.answers > 0 ? bars("Per cent of the recommendations that led to an event, with 95 % intervals", found.rates.map((row, i) => ({
-          name: row.type, value: 100 * row.rate, strong: i === 0, ...(row.low === null ? {} : { low: 100 * row.low, high: 100 * row.high }),
-        })), 1) : h("p", { class: "fine" }, "Nothing was recommended in this period.")),
+        found.answers > 0
+          ? table("What came of recommendations", ["event", "followed", "rate", "95 % interval"], found.rates.map((row) =>
+            [row.type, number(row.followed), percent(row.rate), row.low === null ? "–" : `${percent(row.low)} to ${percent(row.high)}`]))
+          : h("p", { class: "fine" }, "Nothing was recommended in this period.")),
       h("section", { class: "panel" }, h("h3", {}, "How to read this"), h("ul", { class: "notes" }, notes(found).map((text) => h("li", {}, text))))));
 }
 
@@ -77,15 +74,13 @@ function rate(name, row, found) {
     : `${percent(row.low)} to ${percent(row.high)} (95 %), ${number(row.followed)} of ${number(found.answers)}`);
 }
 
-function table(name, about, rows, columns, none, digits = 0) {
-  const part = rows.slice(0, 10);
+/** A panel of the first items of a list; `columns` are names of their figures, by field. */
+function items(name, about, rows, columns, none, digits = 0) {
+  const title = (row) => h("button", { type: "button", class: "link", "data-key": `${name}-${row.item_id}`, onclick: () => openItem(row.item_id) }, row.title || row.item_id);
   return h("section", { class: "panel" }, h("h3", {}, name), h("p", { class: "fine" }, about),
-    part.length ? h("table", { class: "ranked" },
-      h("caption", { class: "sr" }, name),
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "item"), Object.values(columns).map((text) => h("th", { scope: "col", class: "count" }, text)))),
-      h("tbody", {}, part.map((row) => h("tr", {},
-        h("th", { scope: "row" }, h("button", { type: "button", class: "link", "data-key": `${name}-${row.item_id}`, onclick: () => openItem(row.item_id) }, row.title || row.item_id)),
-        Object.keys(columns).map((key) => h("td", { class: "count" }, number(row[key], digits))))))) : h("p", {}, none));
+    rows.length
+      ? table(name, ["item", ...Object.values(columns)], rows.slice(0, 10).map((row) => [title(row), ...Object.keys(columns).map((key) => number(row[key], digits))]))
+      : h("p", {}, none));
 }
 
 /** What the figures mean, and what is not known. */

@@ -15,10 +15,9 @@ const FEW = 2; // number of rejected children shown beside kept ones; of the oth
  *
  * @param trace trace of the answer, as in the response
  * @param items items of the answer, which become leaves by their semantic IDs
- * @param all whether to show every rejected node
  * @returns {{nodes: object[], height: number}} nodes with `x` (column), `y`, `up` and `down`
  */
-export function layout(trace, items, all) {
+export function layout(trace, items) {
   const root = { kind: "root", depth: 0, code: null, path: [], down: [], items: null };
   const byId = new Map([[-1, root]]);
   for (const node of trace.nodes) {
@@ -41,7 +40,7 @@ export function layout(trace, items, all) {
   const place = (node) => {
     nodes.push(node);
     node.down.sort((a, b) => b.target_log_prob - a.target_log_prob);
-    const poor = all ? [] : node.down.filter((one) => one.fate === "rejected" && !one.down.some((two) => two.fate !== "rejected"));
+    const poor = node.down.filter((one) => one.fate === "rejected" && !one.down.some((two) => two.fate !== "rejected"));
     const few = poor.length < node.down.length ? FEW : 0;
     const hidden = poor.length > few + 1 ? poor.slice(few) : [];
     const shown = node.down.filter((one) => !hidden.includes(one));
@@ -62,7 +61,7 @@ export function layout(trace, items, all) {
   return { nodes, height: row };
 }
 
-/** Describe a node for screen readers. */
+/** Describe a node in words. */
 function describe(node, levels) {
   if (node.kind === "root") return "The history: the prompt";
   if (node.kind === "more") return `${node.count} more rejected nodes`;
@@ -78,7 +77,7 @@ function describe(node, levels) {
  * @param shape result of `layout`
  * @param levels number of codes in a semantic ID
  * @param width available width in pixels
- * @param look called with the node that is under the pointer or has the focus
+ * @param look called with the description of the node that is under the pointer or has the focus
  * @returns {{picture: SVGElement, column: number}} the picture and the width of a column
  */
 export function drawTree({ nodes, height }, levels, width, look) {
@@ -101,9 +100,12 @@ export function drawTree({ nodes, height }, levels, width, look) {
     class: "tree", role: "tree", "aria-label": "The tree of the decode, one column per level", viewBox: `0 0 ${whole.width} ${whole.height}`,
     width: whole.width, height: whole.height,
   }, svg("g", { "aria-hidden": "true" }, edges), marks);
-  const of = (event) => nodes[event.target.closest?.("[data-node]")?.dataset.node];
-  picture.addEventListener("pointerover", (event) => of(event) && look(of(event)));
-  picture.addEventListener("focusin", (event) => of(event) && look(of(event)));
+  for (const event of ["pointerover", "focusin"]) {
+    picture.addEventListener(event, ({ target }) => {
+      const over = target.closest?.("[data-node]");
+      if (over) look(over.getAttribute("aria-label"));
+    });
+  }
   picture.addEventListener("keydown", (event) => walk(event, nodes, marks));
   return { picture, column };
 }
