@@ -1,9 +1,7 @@
 """Experiments: users are divided among aliases, and what they do with the answers is compared.
 
 Experiments are an object of the store, as rules are. One is never changed: other weights would move
-users to other arms. The guardrail may stop an arm; its users are answered by the first arm from
-then on, and are no longer counted. The arm of a user is a keyed hash, so that every process finds
-the same one.
+users to other arms. The arm of a user is a keyed hash, so that every process finds the same one.
 
 A user is one observation: the share of their answers that were followed, over the answers within
 one window after the first. It is final two windows after the first answer, and users enter the
@@ -20,8 +18,8 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -54,21 +52,20 @@ KEPT_DAYS = 180  # exposures are deleted after that; more than any experiment ca
 LEVEL = 0.95
 RATIO_LIMIT = 0.001
 PAGE = 5_000  # users that are read at once
-LOOK_S = 60.0  # pause of the guardrail
+LOOK_S = 60.0  # between two looks at the numbers of exposures
 PRUNE_S = 3_600.0
 DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment; `stopped` is when arms were stopped, by alias."""
+    """An experiment and when it was started."""
 
     id: str
     name: str
     body: ExperimentBody
     time_ms: int
     by: str | None
-    stopped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def aliases(self) -> list[str]:
@@ -81,7 +78,7 @@ class Experiment:
         return self.time_ms + self.body.days * DAY_MS
 
     def arm_of(self, user: str, salt: bytes) -> str:
-        """The alias that a user falls to, before any arm was stopped."""
+        """The alias that a user falls to."""
         key = f"{self.id}\0{user}".encode("utf-8", "surrogatepass")
         digest = hmac.digest(salt, key, "sha256")
         position = (
@@ -92,19 +89,12 @@ class Experiment:
 
     def info(self) -> ExperimentInfo:
         """Describe it as it is now."""
-        shares = dict(zip(self.aliases, self.body.shares, strict=True))
-        for alias in self.stopped:
-            shares[self.aliases[0]] += shares[alias]
-            shares[alias] = 0.0
+        shares = zip(self.aliases, self.body.shares, strict=True)
         return ExperimentInfo(
             name=self.name,
-            arms=[
-                ArmInfo(alias=alias, share=share, stopped_ms=self.stopped.get(alias))
-                for alias, share in shares.items()
-            ],
+            arms=[ArmInfo(alias=alias, share=share) for alias, share in shares],
             event=self.body.event,
             window_s=self.body.window_s,
-            guardrail=self.body.guardrail,
             status="ended" if now_ms() >= self.ends_ms else "running",
             started_ms=self.time_ms,
             ends_ms=self.ends_ms,
@@ -130,17 +120,17 @@ class Experiments(SharedState[dict[str, Experiment]]):
         self._state = {}
         self._full: set[str] = set()  # ids of those with `MOST_EXPOSURES`
         self._compared: CachedResults[ExperimentResults] = CachedResults(0.0)
-        self._guarding: asyncio.Task[None] | None = None
+        self._bounding: asyncio.Task[None] | None = None
 
-    def guard(self) -> None:
-        """Start to stop arms that are shown to be worse, and to delete old exposures."""
-        self._guarding = asyncio.create_task(self._guard(), name="guardrail")
+    def bound(self) -> None:
+        """Start to bound the number of exposures, and to delete old ones."""
+        self._bounding = asyncio.create_task(self._bound(), name="exposures")
 
     async def close(self) -> None:
-        """Stop following and guarding."""
-        if self._guarding is not None:
-            self._guarding.cancel()
-            await asyncio.gather(self._guarding, return_exceptions=True)
+        """Stop following and bounding."""
+        if self._bounding is not None:
+            self._bounding.cancel()
+            await asyncio.gather(self._bounding, return_exceptions=True)
         await self._compared.close()
         await super().close()
 
@@ -153,8 +143,8 @@ class Experiments(SharedState[dict[str, Experiment]]):
     def assign(self, name: str, user: str | None) -> Assignment | None:
         """The arm of a request to `name`; None if that is no experiment.
 
-        Requests without a user, those after the end, and those whose arm was stopped or has no
-        model here are answered by the first arm, and do not count.
+        Requests without a user, those after the end, and those whose arm has no model here are
+        answered by the first arm, and do not count.
         """
         experiment = self._state.get(name)
         if experiment is None:
@@ -165,7 +155,7 @@ class Experiments(SharedState[dict[str, Experiment]]):
         if user is None or now_ms() >= experiment.ends_ms:
             return first
         arm = experiment.arm_of(user, self._store.salt)
-        if arm in experiment.stopped or arm not in self._models.aliases:  # those of a process
+        if arm not in self._models.aliases:  # those of a process
             return first
         window_ms = experiment.body.window_s * 1000
         exposure = None if experiment.id in self._full else Exposure(experiment.id, arm, window_ms)
@@ -180,7 +170,8 @@ class Experiments(SharedState[dict[str, Experiment]]):
             ProblemError: there is none of this name.
             StoreError: the store cannot be read.
         """
-        return await self._compare(self._find(name))
+        experiment = self._find(name)
+        return await self._compared.get(experiment.id, lambda: self._results(experiment))
 
     def check_name(self, alias: str) -> None:
         """Refuse a new alias that requests could not name.
@@ -224,7 +215,7 @@ class Experiments(SharedState[dict[str, Experiment]]):
                 return None
             self._check(name, body)
             value, ident = body.model_dump(mode="json"), uuid.uuid4().hex
-            new = {"id": ident, "value": value, "time_ms": now_ms(), "by": by, "stopped": {}}
+            new = {"id": ident, "value": value, "time_ms": now_ms(), "by": by}
             return lambda state: state.setdefault(RUNNING, {}).update({name: new})
 
         async with self._changing.for_client():
@@ -292,13 +283,10 @@ class Experiments(SharedState[dict[str, Experiment]]):
             except ValidationError as error:  # of another version of the service
                 logger.error("experiment %s of the store cannot be read: %s", name, error)
                 continue
-            others = {key: value for key, value in fields.items() if key != "value"}
-            experiments[name] = Experiment(name=name, body=body, **others)
+            experiments[name] = Experiment(
+                fields["id"], name, body, fields["time_ms"], fields["by"]
+            )
         return experiments
-
-    async def _compare(self, experiment: Experiment) -> ExperimentResults:
-        state = experiment.id, *experiment.stopped
-        return await self._compared.get(state, lambda: self._results(experiment))
 
     async def _results(self, experiment: Experiment) -> ExperimentResults:
         body, rows, after, last = experiment.body, [], "", PAGE
@@ -308,61 +296,29 @@ class Experiments(SharedState[dict[str, Experiment]]):
             )
             rows.append(page)
             last, after = len(page), page[-1].user if page else after
-        # Other processes write exposures, too, so they are counted here.
-        if sum(user.shown for page in rows for user in page) >= MOST_EXPOSURES:
-            self._full.add(experiment.id)
         users = [*itertools.chain.from_iterable(rows)]
         return await self._off_loop(analyse, experiment, users, now_ms())
 
-    async def _guard(self) -> None:
+    async def _bound(self) -> None:
         pruned = -math.inf
         while True:
             await asyncio.sleep(LOOK_S)
-            running = [one.name for one in self._state.values() if now_ms() < one.ends_ms]
-            for name in running:
-                try:
-                    await self._check_arms(name)
-                except (StoreError, ProblemError):
-                    pass  # the store logs it, and when it works again; or it was just deleted
-                except Exception:
-                    logger.exception("the arms of the experiment %s could not be compared", name)
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError):  # the store logs it, and when it works again
+                await self._count()
                 await self._drop_deleted()
                 if time.monotonic() > pruned + PRUNE_S:
                     await self._store.served.drop_old_exposures(now_ms() - KEPT_DAYS * DAY_MS)
                     pruned = time.monotonic()
 
+    async def _count(self) -> None:
+        """Note which experiments are full; other processes write exposures, too."""
+        counts = await self._store.served.count_exposures()
+        self._full = {ident for ident, count in counts.items() if count >= MOST_EXPOSURES}
+
     async def _drop_deleted(self) -> None:
         """Delete exposures of deleted experiments, also those that other processes wrote since."""
         stored = await self._store.state.get(NAME) or {}
         await self._store.served.drop_exposures(stored.get(DELETED, ()))
-
-    async def _check_arms(self, name: str) -> None:
-        """Stop the arms that are shown to be worse than the first, if the experiment says so."""
-        experiment = self._find(name)
-        results = await self._compare(experiment)
-        for arm in results.arms if experiment.body.guardrail else ():
-            if arm.verdict != "worse" or arm.alias in experiment.stopped:
-                continue
-            if await self._stop(experiment, arm.alias):
-                logger.warning("experiment %s: %s is stopped: %s", name, arm.alias, results.verdict)
-
-    async def _stop(self, experiment: Experiment, alias: str) -> bool:
-        """Stop an arm; returns whether no other process was faster."""
-        is_first = False
-
-        async def check() -> Change | None:
-            nonlocal is_first
-            now = self._state.get(experiment.name)
-            is_first = now is not None and now.id == experiment.id and alias not in now.stopped
-            if not is_first:
-                return None
-            stopped = {alias: now_ms()}
-            return lambda state: state[RUNNING][experiment.name]["stopped"].update(stopped)
-
-        async with self._changing:
-            await self._change(check)
-        return is_first
 
 
 def _delete(name: str, state: dict[str, Any]) -> None:
@@ -371,10 +327,7 @@ def _delete(name: str, state: dict[str, Any]) -> None:
 
 
 def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> ExperimentResults:
-    """Compare the arms with the first, over the users who are observed to the end at a time.
-
-    The comparison of a stopped arm is that of the moment at which it was stopped.
-    """
+    """Compare the arms with the first, over the users who are observed to the end at a time."""
     aliases, body = experiment.aliases, experiment.body
     observed_ms = 2 * body.window_s * 1000
     known = (user for user in users if user.arm in aliases)
@@ -385,10 +338,9 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
     followed = np.array([user.followed for user in ordered], dtype=np.int64)
     values = followed / np.maximum(shown, 1)
     alpha = (1 - LEVEL) / (len(aliases) - 1)
+    done = first_ms + observed_ms <= time_ms
     arms = []
     for number, alias in enumerate(aliases):
-        until = experiment.stopped.get(alias, time_ms)
-        done = first_ms + observed_ms <= until
         own = done & (arm == number)
         compared: dict[str, Any] = {}
         verdict = "first"
@@ -414,14 +366,11 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
                     "followed": int(followed[own].sum()),
                     "rate": float(values[own].mean()) if own.any() else None,
                     "verdict": verdict,
-                    "stopped_ms": experiment.stopped.get(alias),
                     **compared,
                 }
             )
         )
-    # Users of a stopped arm are no longer counted, so shares are compared up to then.
-    whole = first_ms < min(experiment.stopped.values(), default=time_ms + 1)
-    counts = [int((whole & (arm == number)).sum()) for number in range(len(aliases))]
+    counts = np.bincount(arm, minlength=len(aliases)).tolist()
     p_value = sequential.ratio_p_value(counts, body.shares)
     return ExperimentResults(
         name=experiment.name,
@@ -450,8 +399,6 @@ def _sentence(arm: ArmResults, first: str) -> str:
             f"{high:+.2f} percentage points."
         )
     near, far = sorted((abs(low), abs(high)))
-    stop = " and was stopped" if arm.stopped_ms is not None else ""
     return (
-        f"{arm.alias} is {arm.verdict} than {first} by {near:.2f} to {far:.2f} percentage points"
-        f"{stop}."
+        f"{arm.alias} is {arm.verdict} than {first} by {near:.2f} to {far:.2f} percentage points."
     )

@@ -239,7 +239,7 @@ class Service:
             return
         self._worker.freeze()
         self._state.catalog_changes.follow()
-        self._state.experiments.guard()
+        self._state.experiments.bound()
         self._enter(Phase.READY)
 
     async def stop(self) -> None:

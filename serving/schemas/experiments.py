@@ -51,9 +51,6 @@ class ExperimentBody(Body):
         le=90,
         description="How long it runs; after that, all users get the first arm.",
     )
-    guardrail: bool = Field(
-        True, description="Whether an arm that is shown to be worse than the first is stopped."
-    )
 
     @model_validator(mode="after")
     def _check_arms(self) -> Self:
@@ -72,23 +69,19 @@ class ExperimentBody(Body):
 
 
 class ArmInfo(BaseModel):
-    """An arm as it is now."""
+    """An arm of an experiment."""
 
     alias: str
-    share: float = Field(description="Share of the users that it answers now.")
-    stopped_ms: int | None = Field(
-        description="When the guardrail gave its share to the first arm; unix milliseconds."
-    )
+    share: float = Field(description="Its share of the users.")
 
 
 class ExperimentInfo(BaseModel):
-    """An experiment and the state of its arms."""
+    """An experiment and its arms."""
 
     name: str
     arms: list[ArmInfo]
     event: str
     window_s: int
-    guardrail: bool
     status: Literal["running", "ended"]
     started_ms: int = Field(description="Unix milliseconds.")
     ends_ms: int
@@ -114,9 +107,6 @@ class ArmResults(BaseModel):
     high: float | None = Field(None, description="Upper end of its interval.")
     verdict: Literal["first", "no_users", "undecided", "better", "worse"] = Field(
         description="`better` or `worse` than the first arm if the interval excludes 0."
-    )
-    stopped_ms: int | None = Field(
-        None, description="When the guardrail stopped it, which ended its comparison."
     )
 
 

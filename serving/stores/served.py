@@ -103,6 +103,12 @@ class ServedTable:
         )
         return await self._calls.rows("exposed", query, Exposed)
 
+    async def count_exposures(self) -> dict[str, int]:
+        """Numbers of exposures by experiment."""
+        query = sa.select(EXPOSURES.c.experiment, sa.func.count())
+        query = query.group_by(EXPOSURES.c.experiment)
+        return dict(await self._calls.rows("exposed", query, lambda *row: row))
+
     async def drop_exposures(self, experiments: Collection[str]) -> None:
         """Delete the exposures of some experiments; other writes go on meanwhile."""
         if experiments:

@@ -1,4 +1,4 @@
-"""Experiments over HTTP: sticky arms, what counts, results, the guardrail, and who may see them."""
+"""Experiments over HTTP: sticky arms, what counts, results, and who may see them."""
 
 import hashlib
 import hmac
@@ -49,14 +49,14 @@ async def shop(run):
         yield started
 
 
-def made(weights=(1, 1), *, ident="id", name="homepage", time_ms=0, stopped=None, **fields):
+def made(weights=(1, 1), *, ident="id", name="homepage", time_ms=0, **fields):
     """An experiment with the aliases a, b, ..."""
     arms = [
         {"alias": alias, "weight": float(weight)}
         for alias, weight in zip("abcde", weights, strict=False)
     ]
     body = ExperimentBody.model_validate({"arms": arms} | fields)
-    return Experiment(ident, name, body, time_ms, None, stopped or {})
+    return Experiment(ident, name, body, time_ms, None)
 
 
 async def put(client, name="homepage", **fields):
@@ -335,18 +335,6 @@ def test_each_arm_is_compared_with_the_first_at_its_level():
     assert found.ratio_p_value > 0.001
 
 
-def test_a_stopped_arm_is_compared_as_of_its_end():
-    users = draw_users({"a": 0.3, "b": 0.3, "c": 0.05}, 3_000, (1, 1, 1))
-    stop = 120_000 + 2_000
-    stopped = analyse(made((1, 1, 1), window_s=60, stopped={"c": stop}), users, 10**9)
-    then = analyse(made((1, 1, 1), window_s=60), users, stop)
-    now = analyse(made((1, 1, 1), window_s=60), users, 10**9)
-    assert stopped.arms[2].difference == then.arms[2].difference != now.arms[2].difference
-    assert stopped.arms[1] == now.arms[1]
-    assert stopped.arms[2].observed == then.arms[2].observed
-    assert stopped.verdict.endswith("and was stopped.")
-
-
 def test_arms_without_their_share_of_users_are_reported():
     users = draw_users({"a": 0.1, "b": 0.1}, 2_000, (6, 4))
     found = analyse(made(), users, 10**12)
@@ -354,11 +342,6 @@ def test_arms_without_their_share_of_users_are_reported():
     assert found.verdict.endswith("before you trust the differences.")
     fitting = analyse(made((6, 4)), users, 10**12)
     assert fitting.ratio_p_value > 0.001
-    # the users of a stopped arm are missing afterwards, which is no fault
-    users = [user for user in users if user.arm == "a" or user.first_ms < 500]
-    assert analyse(made((6, 4)), users, 10**12).ratio_p_value < 0.001
-    stopped = made((6, 4), stopped={"b": 500})
-    assert analyse(stopped, users, 10**12).ratio_p_value > 0.001
 
 
 async def test_feedback_over_http_counts_for_its_arm(shop, monkeypatch):
@@ -399,93 +382,26 @@ async def test_results_are_read_page_by_page(shop, monkeypatch):
 
 
 async def test_a_full_experiment_counts_no_more(shop, monkeypatch):
-    client, _ = shop
-    monkeypatch.setattr(experiments, "MOST_EXPOSURES", 5)
+    client, service = shop
+    monkeypatch.setattr(experiments, "MOST_EXPOSURES", 6)
     await put(client)
+    await put(client, "about")
     arms = await arms_of(client, [f"user-{n}" for n in range(6)])
     counted = (await results(client))["arms"]
+    await service.state.experiments._count()
     more = [f"user-{n}" for n in range(12)]
     assert (await arms_of(client, more))[:6] == arms  # who is assigned to both, as before
     assert (await results(client))["arms"] == counted
+    await arms_of(client, more[:3], "about")  # another one still does
+    assert sum(arm["waiting"] for arm in (await results(client, "about"))["arms"]) == 3
 
 
-# The guardrail
-
-
-@asynccontextmanager
-async def losing(run, **fields):
-    async with run() as (client, service):
-        await put(client, window_s=60, **fields)
-        await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
-        yield client, service
-
-
-async def test_the_guardrail_stops_a_losing_arm(run, until, caplog, monkeypatch):
-    monkeypatch.setattr(experiments, "LOOK_S", 0.01)
-    users = [f"u{n}" for n in range(20)]
-    async with losing(run) as (client, service), run() as (beside, second):
-        await until(lambda: "other" in service.state.experiments._find("homepage").stopped)
-        await until(lambda: "other" in second.state.experiments._find("homepage").stopped)
-        for one in (client, beside):
-            first, other = (await one.named("experiments", "homepage"))["arms"]
-            assert (first["share"], other["share"]) == (1.0, 0.0)
-            assert other["stopped_ms"] is not None is first["stopped_ms"]
-            assert set(await arms_of(one, users)) == {"champion"}
-        found = await results(client)
-        assert found["arms"][1]["verdict"] == "worse"
-        assert found["verdict"].endswith("percentage points and was stopped.")
-    assert caplog.text.count("other is stopped") == 1  # by one process
-    async with run() as (client, _):
-        assert set(await arms_of(client, users)) == {"champion"}
-
-
-async def test_users_of_a_stopped_arm_no_longer_count(run):
-    users = [f"new-{n}" for n in range(20)]
-    async with losing(run) as (client, service):
-        before = (await results(client))["arms"]
-        experiment = service.state.experiments._find("homepage")
-        expected = [experiment.arm_of(user, service.store.salt) for user in users]
-        await service.state.experiments._check_arms("homepage")
-        assert set(await arms_of(client, users)) == {"champion"}
-        first, other = (await results(client))["arms"]
-        assert first["waiting"] == expected.count("champion")
-        assert other["waiting"] == 0
-        kept = ("observed", "rate", "difference", "low", "high")
-        assert [other[name] for name in kept] == [before[1][name] for name in kept]
-
-
-async def test_one_experiment_that_fails_does_not_hold_up_others(run, until, monkeypatch, caplog):
-    real = experiments.analyse
-
-    def broken(experiment, users, now):
-        if experiment.name == "about":
-            raise ZeroDivisionError
-        return real(experiment, users, now)
-
-    monkeypatch.setattr(experiments, "analyse", broken)
-    monkeypatch.setattr(experiments, "LOOK_S", 0.01)
-    async with run() as (client, service):
-        await put(client, "about")
-        await put(client, window_s=60)
-        await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
-        await until(lambda: service.state.experiments._find("homepage").stopped)
-    assert "experiment about could not be compared" in caplog.text
-
-
-async def test_without_a_guardrail_a_losing_arm_goes_on(run):
-    async with losing(run, guardrail=False) as (client, service):
-        await service.state.experiments._check_arms("homepage")
-        assert (await results(client))["arms"][1]["verdict"] == "worse"
-        assert set(await arms_of(client, [f"u{n}" for n in range(12)])) == {"champion", "other"}
-
-
-async def test_a_winning_arm_goes_on(run):
-    async with run() as (client, service):
-        await put(client, window_s=60)
-        await send(client, await observe(service, "homepage", {"champion": 0.1, "other": 0.6}))
-        await service.state.experiments._check_arms("homepage")
-        assert (await results(client))["arms"][1]["verdict"] == "better"
-        assert service.state.experiments._find("homepage").stopped == {}
+async def test_a_losing_arm_goes_on_until_its_alias_has_another_bundle(shop):
+    client, service = shop
+    await put(client, window_s=60)
+    await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
+    assert (await results(client))["arms"][1]["verdict"] == "worse"
+    assert set(await arms_of(client, [f"u{n}" for n in range(12)])) == {"champion", "other"}
 
 
 # Who may see what
