@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import JsonRoute, PathId, Ready, json_response, pay_for
+from recsys.serving.api.routing import PathId, Ready, Route, json_response, pay_for
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import parse
 from recsys.serving.catalog_changes import find
@@ -26,7 +26,7 @@ from recsys.serving.schemas.items import (
 )
 from recsys.serving.schemas.lists import ListQuery, ListResponse, TogetherQuery
 
-router = APIRouter(prefix="/v1", route_class=JsonRoute)
+router = APIRouter(prefix="/v1", route_class=Route)
 Wanted = Mapping[str, Any] | None
 KEPT = "public, max-age=60"  # these lists are the same for everybody
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from recsys.serving.api.routing import By, JsonRoute, Ready, json_response, pay_for, unhurried
+from recsys.serving.api.routing import By, Ready, Route, json_response, pay_for, unhurried
 from recsys.serving.auth import Scope, requires
 from recsys.serving.schemas.common import AliasName
 from recsys.serving.schemas.experiments import (
@@ -16,7 +16,7 @@ from recsys.serving.schemas.experiments import (
 from recsys.serving.schemas.models import AliasBody, AliasInfo, ModelList
 from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList, RuleName, RulesQuery
 
-router = APIRouter(prefix="/v1", route_class=JsonRoute)
+router = APIRouter(prefix="/v1", route_class=Route)
 PathAlias = Annotated[AliasName, Path(description="`champion`, or any other name.")]
 PathExperiment = Annotated[ExperimentName, Path(description="Name of an experiment.")]
 PathRule = Annotated[RuleName, Path(description="Name of a rule.")]

@@ -5,14 +5,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from recsys.serving.api.routing import AnyPhase, OnceRoute, Ready
+from recsys.serving.api.routing import AnyPhase, Ready, Route
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import ProblemError
 from recsys.serving.metrics import CONTENT_TYPE
 from recsys.serving.schemas.common import Health
 from recsys.serving.schemas.today import Today, TodayQuery
 
-router = APIRouter(route_class=OnceRoute)
+router = APIRouter(route_class=Route)
 KEPT_S = 1.0  # how old an answer may be: making one takes milliseconds, however many ask
 
 

@@ -5,7 +5,7 @@ import logging
 
 from fastapi import APIRouter, Request, Response
 
-from recsys.serving.api.routing import JsonRoute, Ready, json_response
+from recsys.serving.api.routing import Ready, Route, json_response
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import LARGE
 from recsys.serving.errors import ProblemError, problem_body, problem_of
@@ -21,7 +21,7 @@ from recsys.serving.schemas.recommendations import (
 from recsys.serving.schemas.texts import TextsRequest, TextsResponse
 from recsys.serving.service import Service
 
-router = APIRouter(prefix="/v1", route_class=JsonRoute)
+router = APIRouter(prefix="/v1", route_class=Route)
 failures = logging.getLogger("recsys.serving.failures")
 AT_ONCE = 16  # requests of one batch
 

@@ -57,16 +57,11 @@ class StrictRequest(Request):
 
 
 def document(body: bytes, model: type[ModelT]) -> ModelT:
-    """Parse a body that is one JSON document, and validate it."""
+    """Parse and validate a JSON document; `RequestValidationError` names the refused fields."""
     try:
         value = parse(body)
     except MalformedError as error:
         raise ProblemError("malformed_body", f"The body is not valid JSON: {error}.") from None
-    return validated(value, model)
-
-
-def validated(value: Any, model: type[ModelT]) -> ModelT:
-    """Validate a parsed body; `RequestValidationError` names the refused fields."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -87,43 +82,15 @@ def _place(body: Any, loc: Sequence[Any]) -> list[Any]:
     return path
 
 
-class OnceRoute(APIRoute):
-    """A route whose query parameters may be given once each, except those that are lists.
+class Route(APIRoute):
+    """A route whose bodies are strict JSON, and whose query parameters are given once.
 
     FastAPI takes the last of several values without a word. A route that only reads is given up
     when its client leaves.
-    """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the handler of a route with query parameters in a check of them."""
-        handle: Callable[[Any], Coroutine[Any, Any, Response]] = super().get_route_handler()
-        if scope_of(self.endpoint) is AccessScope.READ:
-            handle = partial(while_connected, handle)
-        fields = {parameter.name: parameter.field_info for parameter in self.dependant.query_params}
-        for info in list(fields.values()):
-            if inspect.isclass(info.annotation) and issubclass(info.annotation, BaseModel):
-                fields = dict(info.annotation.model_fields)  # FastAPI allows one model, alone
-        once = {name for name, info in fields.items() if get_origin(info.annotation) is not list}
-        if not once:
-            return handle
-
-        async def checked(request: Request) -> Response:
-            counts = Counter(name for name, _ in request.query_params.multi_items())
-            if twice := [name for name, times in counts.items() if times > 1 and name in once]:
-                message = "give it once"
-                raise RequestValidationError(
-                    [{"loc": ("query", name), "type": "twice", "msg": message} for name in twice]
-                )
-            return await handle(request)
-
-        return checked
-
-
-class IdRoute(OnceRoute):
-    """A route whose path may end with a word after an id that may contain slashes.
-
-    `/v1/items/a/similar` is the similar items of `a`, and `/v1/items/a%2Fsimilar` is the item
-    `a/similar`: an encoded slash belongs to the id.
+    A path may end with a word after an id that may contain slashes: `/v1/items/a/similar` is the
+    similar items of `a`, and `/v1/items/a%2Fsimilar` is the item `a/similar`: an encoded slash
+    belongs to the id.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -136,28 +103,42 @@ class IdRoute(OnceRoute):
         is_apart = written.partition(b"?")[0].endswith(f"/{word}".encode())
         return (match, child) if is_apart else (Match.NONE, {})
 
-
-class JsonRoute(IdRoute):
-    """A route that accepts bodies of the type application/json only."""
-
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the handler in a check of the content type."""
+        """Wrap the handler in the checks of body and query."""
         handle: Callable[[Any], Coroutine[Any, Any, Response]] = super().get_route_handler()
-        if self.body_field is None:
-            return handle
-        model: Any = self.body_field.field_info.annotation
+        if scope_of(self.endpoint) is AccessScope.READ:
+            handle = partial(while_connected, handle)
+        fields = {parameter.name: parameter.field_info for parameter in self.dependant.query_params}
+        for info in list(fields.values()):
+            if inspect.isclass(info.annotation) and issubclass(info.annotation, BaseModel):
+                fields = dict(info.annotation.model_fields)  # FastAPI allows one model, alone
+        once = {name for name, info in fields.items() if get_origin(info.annotation) is not list}
+        model: Any = None if self.body_field is None else self.body_field.field_info.annotation
 
         async def checked(request: Request) -> Response:
-            media_type = content_type(request)
-            if media_type != "application/json":
-                detail = f"The content type is {media_type or 'missing'}; send application/json."
-                raise ProblemError("unsupported_media_type", detail)
-            strict = StrictRequest(request.scope, request.receive)
-            strict.model = model
-            await strict.json()  # FastAPI would report any exception of it as a malformed body
-            return await handle(strict)
+            if model is not None:
+                request = await _strict(request, model)
+            counts = Counter(name for name, _ in request.query_params.multi_items())
+            if twice := [name for name, times in counts.items() if times > 1 and name in once]:
+                message = "give it once"
+                raise RequestValidationError(
+                    [{"loc": ("query", name), "type": "twice", "msg": message} for name in twice]
+                )
+            return await handle(request)
 
         return checked
+
+
+async def _strict(request: Request, model: type[BaseModel]) -> StrictRequest:
+    """The request with its body as an instance of `model`."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        detail = f"The content type is {media_type or 'missing'}; send application/json."
+        raise ProblemError("unsupported_media_type", detail)
+    strict = StrictRequest(request.scope, request.receive)
+    strict.model = model
+    await strict.json()  # FastAPI would report any exception of it as a malformed body
+    return strict
 
 
 async def _service(request: Request) -> Service:
@@ -186,11 +167,6 @@ def json_response(answer: BaseModel | bytes) -> Response:
     """The response of an answer, or of its JSON, which is made off the event loop if large."""
     text = answer if isinstance(answer, bytes) else as_json(answer)
     return Response(text, media_type="application/json")
-
-
-def content_type(request: Request) -> str:
-    """The media type of a body, in lower case, without parameters."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def pay_for(entries: int) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import AnyPhase, IdRoute, PathId, json_response, pay_for
+from recsys.serving.api.routing import AnyPhase, PathId, Route, json_response, pay_for
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.events import (
@@ -14,7 +14,7 @@ from recsys.serving.schemas.events import (
 )
 from recsys.serving.service import Phase, Service
 
-router = APIRouter(prefix="/v1/users", route_class=IdRoute)
+router = APIRouter(prefix="/v1/users", route_class=Route)
 
 
 @router.get("/{user_id:id}/history", response_model=UserHistory)
