@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from recsys.artifacts import read_manifest
 from recsys.errors import ConfigError
-from recsys.serving.batch.users import Users, open_users
+from recsys.serving.batch.users import Users
 from recsys.serving.schemas.recommendations import RecommendationsRequest
 from recsys.serving.stores.records import NOT_HISTORY
 
@@ -46,7 +46,7 @@ class Job:
     @cached_property
     def source(self) -> Users:
         """The users."""
-        return open_users(self.users, self.histories, self.not_history)
+        return Users(self.users, self.histories, self.not_history)
 
     @cached_property
     def body(self) -> RecommendationsRequest:

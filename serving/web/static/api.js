@@ -117,15 +117,12 @@ export async function item(id) {
   return known.get(id);
 }
 
-/** Fetch the titles of these items, four at a time. */
+/** Fetch the titles of these items; the browser limits how many at a time. */
 export async function learn(ids) {
   const missing = [...new Set(ids)].filter((id) => !known.has(id));
-  const worker = async () => {
-    for (let id = missing.pop(); id !== undefined; id = missing.pop()) {
-      if ((await item(id)) === null) known.set(id, { item_id: id, title: id, unknown: true });
-    }
-  };
-  await Promise.all([worker(), worker(), worker(), worker()]);
+  await Promise.all(missing.map(async (id) => {
+    if ((await item(id)) === null) known.set(id, { item_id: id, title: id, unknown: true });
+  }));
 }
 
 /** Item ids of a user's history, oldest first, from the newest events that belong to it. */

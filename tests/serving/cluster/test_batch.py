@@ -25,7 +25,7 @@ from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
 from recsys.serving.batch.run import score
 from recsys.serving.batch.scoring import Scorer
-from recsys.serving.batch.users import open_users
+from recsys.serving.batch.users import Users
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores import open_store
 
@@ -227,7 +227,7 @@ def dataset(tmp_path):
 
 def test_users_of_a_data_set_have_all_their_events(dataset):
     events = Dataset.load(dataset).interactions
-    everybody = open_users(None, dataset)
+    everybody = Users(None, dataset)
     expected = [events.item_ids[events.histories[user]].tolist() for user in range(5)]
     assert items_of(everybody, 0, 5) == (events.user_ids.tolist(), expected)
     assert items_of(everybody, 2, 4)[1] == expected[2:4]
@@ -257,7 +257,7 @@ async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
                 some = Events(*columns)
                 write_events(folder, some, has_time=True, behaviours=types, part=part)
     chosen = write_users(tmp_path / "c.parquet", [*"abcd"], None)
-    ids, histories = open_users(chosen, tmp_path / "data").read(0, 4)
+    ids, histories = Users(chosen, tmp_path / "data").read(0, 4)
     wanted = [
         (["x"], ["view"], ("y",), ()), (["x", "z"], ["purchase", "view"], (), ()), None,
         ([], [], ("x",), ()),
@@ -282,28 +282,42 @@ def test_items_before_the_latest_are_left_out(bundles, tmp_path, monkeypatch):
     assert not set(history) & set(listed)
 
 
+def test_rows_are_read_in_any_order_from_the_files_of_a_folder(tmp_path):
+    for name in ("[1]", "1"):  # the first name is a pattern that matches the second
+        (tmp_path / name).mkdir()
+        for part in (1, 0):
+            ids = [f"{name}-{part}-{n}" for n in range(3)]
+            write_users(tmp_path / name / f"{part}.parquet", ids, [["x"], None, []])
+    users = Users(tmp_path / "[1]", None)
+    expected = [f"[1]-{part}-{n}" for part in range(2) for n in range(3)]
+    assert len(users) == 6
+    for start, stop in ((4, 6), (1, 4), (1, 2), (3, 3), (0, 6)):
+        histories = [["x"], None, [], ["x"], None, []][start:stop]
+        assert items_of(users, start, stop) == (expected[start:stop], histories)
+
+
 def test_malformed_users_are_reported(tmp_path):
     file = tmp_path / "u.parquet"
     file.write_text("no parquet")
     with pytest.raises(DataError, match="not a parquet file of users"):
-        open_users(file, None)
+        Users(file, None)
     write_users(file, ["a"], [["x", None]])
     with pytest.raises(DataError, match="history in row 0 has an item that is null"):
-        open_users(file, None).read(0, 1)
+        Users(file, None).read(0, 1)
     write_users(file, ["a", None], [["x"], ["x"]])
     with pytest.raises(DataError, match="user_id in row 1 is null"):
-        open_users(file, None).read(0, 2)
+        Users(file, None).read(0, 2)
     write_users(file, ["a"], ["x"])
-    with pytest.raises(DataError, match="'history' is string, not a list of item ids"):
-        open_users(file, None)
+    with pytest.raises(DataError, match="'history' is VARCHAR, not a list of item ids"):
+        Users(file, None)
     write_users(file, ["a"], None)
     with pytest.raises(DataError, match="there is no column 'history'"):
-        open_users(file, None)
+        Users(file, None)
     pq.write_table(pa.table({"user": ["a"]}), file)
     with pytest.raises(DataError, match="no column 'user_id'; found user"):
-        open_users(file, None)
+        Users(file, None)
     with pytest.raises(DataError, match="no users to score"):
-        open_users(None, None)
+        Users(None, None)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no file in it"):
-        open_users(tmp_path / "empty", None)
+        Users(tmp_path / "empty", None)
