@@ -396,14 +396,6 @@ async def test_a_full_experiment_counts_no_more(shop, monkeypatch):
     assert sum(arm["waiting"] for arm in (await results(client, "about"))["arms"]) == 3
 
 
-async def test_a_losing_arm_goes_on_until_its_alias_has_another_bundle(shop):
-    client, service = shop
-    await put(client, window_s=60)
-    await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
-    assert (await results(client))["arms"][1]["verdict"] == "worse"
-    assert set(await arms_of(client, [f"u{n}" for n in range(12)])) == {"champion", "other"}
-
-
 # Who may see what
 
 

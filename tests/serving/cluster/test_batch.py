@@ -301,18 +301,15 @@ def test_malformed_users_are_reported(tmp_path):
     file.write_text("no parquet")
     with pytest.raises(DataError, match="not a parquet file of users"):
         Users(file, None)
-    write_users(file, ["a"], [["x", None]])
-    with pytest.raises(DataError, match="history in row 0 has an item that is null"):
-        Users(file, None).read(0, 1)
-    write_users(file, ["a", None], [["x"], ["x"]])
-    with pytest.raises(DataError, match="user_id in row 1 is null"):
-        Users(file, None).read(0, 2)
-    write_users(file, ["a"], ["x"])
-    with pytest.raises(DataError, match="'history' is VARCHAR, not a list of item ids"):
-        Users(file, None)
-    write_users(file, ["a"], None)
-    with pytest.raises(DataError, match="there is no column 'history'"):
-        Users(file, None)
+    for ids, histories, text in (
+        (["a"], [["x", None]], "history in row 0 has an item that is null"),
+        (["a", None], [["x"], ["x"]], "user_id in row 1 is null"),
+        (["a"], ["x"], "'history' is VARCHAR, not a list of item ids"),
+        (["a"], None, "there is no column 'history'"),
+    ):
+        write_users(file, ids, histories)
+        with pytest.raises(DataError, match=text):
+            Users(file, None).read(0, len(ids))
     pq.write_table(pa.table({"user": ["a"]}), file)
     with pytest.raises(DataError, match="no column 'user_id'; found user"):
         Users(file, None)
