@@ -15,12 +15,9 @@ import contextlib
 import hmac
 import itertools
 import logging
-import math
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,15 +42,14 @@ from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.experiments")
 NAME = "experiments"  # written in stores
-RUNNING, DELETED = "experiments", "deleted"  # parts of the object; ids of the last deleted ones
+RUNNING = "experiments"  # the part of the object that has them
 MOST_EXPERIMENTS = 20
 MOST_EXPOSURES = 500_000  # of one experiment; later answers are not counted
-KEPT_DAYS = 180  # exposures are deleted after that; more than any experiment can last
+KEPT_DAYS = 180  # from the start, until exposures are deleted; no experiment lasts that long
 LEVEL = 0.95
 RATIO_LIMIT = 0.001
 PAGE = 5_000  # users that are read at once
 LOOK_S = 60.0  # between two looks at the numbers of exposures
-PRUNE_S = 3_600.0
 DAY_MS = 86_400_000
 
 
@@ -239,7 +235,7 @@ class Experiments(SharedState[dict[str, Experiment]]):
 
         async def check() -> Change:
             self._find(name)
-            return partial(_delete, name)
+            return lambda state: state[RUNNING].pop(name)
 
         async with self._changing.for_client():
             await self._change(check)
@@ -300,30 +296,24 @@ class Experiments(SharedState[dict[str, Experiment]]):
         return await self._off_loop(analyse, experiment, users, now_ms())
 
     async def _bound(self) -> None:
-        pruned = -math.inf
         while True:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(StoreError):  # the store logs it, and when it works again
-                await self._count()
-                await self._drop_deleted()
-                if time.monotonic() > pruned + PRUNE_S:
-                    await self._store.served.drop_old_exposures(now_ms() - KEPT_DAYS * DAY_MS)
-                    pruned = time.monotonic()
+                await self._look()
 
-    async def _count(self) -> None:
-        """Note which experiments are full; other processes write exposures, too."""
+    async def _look(self) -> None:
+        """Note which experiments are full, and drop the exposures of deleted and of old ones.
+
+        All processes write exposures, also of an experiment that another one has just deleted.
+        """
         counts = await self._store.served.count_exposures()
         self._full = {ident for ident, count in counts.items() if count >= MOST_EXPOSURES}
-
-    async def _drop_deleted(self) -> None:
-        """Delete exposures of deleted experiments, also those that other processes wrote since."""
+        # It is read after the counts, so each experiment that they have is there unless deleted.
         stored = await self._store.state.get(NAME) or {}
-        await self._store.served.drop_exposures(stored.get(DELETED, ()))
-
-
-def _delete(name: str, state: dict[str, Any]) -> None:
-    ident = state[RUNNING].pop(name)["id"]
-    state[DELETED] = [*state.get(DELETED, ()), ident][-MOST_EXPERIMENTS:]
+        since_ms = now_ms() - KEPT_DAYS * DAY_MS
+        running = stored.get(RUNNING, {}).values()
+        kept = {fields["id"] for fields in running if fields["time_ms"] >= since_ms}
+        await self._store.served.drop_exposures(counts.keys() - kept)
 
 
 def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> ExperimentResults:

@@ -12,6 +12,7 @@ from recsys.serving.schemas.common import InvalidField
 from recsys.serving.schemas.events import EventsBody, EventsResponse
 from recsys.serving.stores.records import Event, EventConflictError, now_ms
 
+MANY = 100  # events that take a millisecond
 router = APIRouter(prefix="/v1", route_class=Route)
 
 
@@ -21,11 +22,13 @@ async def post_events(body: EventsBody, service: AnyPhase) -> EventsResponse:
     """Store a batch of events: all of it or nothing. A batch of events with ids can be repeated."""
     now = now_ms()
 
-    def convert() -> list[Event]:  # off the event loop: a digest of each takes time
+    def convert() -> list[Event]:
         return [event.to_event(now) for event in body.events]
 
+    # Many digests would hold up the event loop.
+    events = await asyncio.to_thread(convert) if len(body.events) > MANY else convert()
     try:
-        done = await service.store.history.append(await asyncio.to_thread(convert))
+        done = await service.store.history.append(events)
     except EventConflictError as error:
         raise _conflict(body, error) from error
     service.metrics.events(done.accepted, done.duplicates)

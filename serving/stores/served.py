@@ -111,17 +111,10 @@ class ServedTable:
 
     async def drop_exposures(self, experiments: Collection[str]) -> None:
         """Delete the exposures of some experiments; other writes go on meanwhile."""
-        if experiments:
-            await self._drop(EXPOSURES.c.experiment.in_(experiments))
-
-    async def drop_old_exposures(self, before_ms: int) -> None:
-        """Delete the exposures from before a time, of whatever experiment."""
-        await self._drop(EXPOSURES.c.time_ms < before_ms)
-
-    async def _drop(self, condition: sa.ColumnElement[bool]) -> None:
-        some = sa.select(EXPOSURES.c.id).where(condition).limit(DROPPED_AT_ONCE)
+        is_one = EXPOSURES.c.experiment.in_(experiments)
+        some = sa.select(EXPOSURES.c.id).where(is_one).limit(DROPPED_AT_ONCE)
         drop = sa.delete(EXPOSURES).where(EXPOSURES.c.id.in_(some))
-        dropped = DROPPED_AT_ONCE
+        dropped = DROPPED_AT_ONCE if experiments else 0
         while dropped == DROPPED_AT_ONCE:
             dropped = await self._calls.change("exposures", lambda c: c.execute(drop).rowcount)
 

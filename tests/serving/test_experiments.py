@@ -281,7 +281,7 @@ async def test_what_another_version_stored_is_kept_and_not_used(shop):
     await client.delete("/v1/experiments/homepage")
     assert (await client.get("/v1/models")).json()["experiments"] == []
     stored = await service.store.state.get("experiments")
-    assert (stored["experiments"], len(stored["deleted"])) == ({"later": strange}, 1)
+    assert stored["experiments"] == {"later": strange}
     again = await put(client)
     assert again["started_ms"] >= info["started_ms"]
 
@@ -388,7 +388,7 @@ async def test_a_full_experiment_counts_no_more(shop, monkeypatch):
     await put(client, "about")
     arms = await arms_of(client, [f"user-{n}" for n in range(6)])
     counted = (await results(client))["arms"]
-    await service.state.experiments._count()
+    await service.state.experiments._look()
     more = [f"user-{n}" for n in range(12)]
     assert (await arms_of(client, more))[:6] == arms  # who is assigned to both, as before
     assert (await results(client))["arms"] == counted
@@ -399,7 +399,7 @@ async def test_a_full_experiment_counts_no_more(shop, monkeypatch):
 # Who may see what
 
 
-async def test_exposures_go_with_their_user_and_their_experiment(shop):
+async def test_exposures_go_with_their_user_and_their_experiment(shop, monkeypatch):
     client, service = shop
     await put(client)
     await put(client, "about")
@@ -409,6 +409,10 @@ async def test_exposures_go_with_their_user_and_their_experiment(shop):
     for name in ("homepage", "about"):
         assert sum(arm["waiting"] for arm in (await results(client, name))["arms"]) == 1
     await client.delete("/v1/experiments/about")
-    await service.state.experiments._drop_deleted()
+    await service.state.experiments._look()
     rows = service.store.database.read(sa.text("SELECT user_id FROM exposures"))
     assert [tuple(row) for row in rows] == [("bob",)]
+    now = experiments.now_ms() + 180 * DAY_MS + 1
+    monkeypatch.setattr(experiments, "now_ms", lambda: now)
+    await service.state.experiments._look()
+    assert await service.store.served.count_exposures() == {}

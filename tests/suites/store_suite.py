@@ -430,17 +430,14 @@ class StoreSuite:
         await show(store, ("r3", "ada", "a", 120))  # it was under way
         assert await exposed(store, "e") == [("bob", "b", 100, 1, 0)]
 
-    async def test_exposures_end_with_their_experiment_or_age(self, store, monkeypatch):
+    async def test_exposures_are_counted_and_dropped_by_experiment(self, store, monkeypatch):
         monkeypatch.setattr(served_module, "DROPPED_AT_ONCE", 1)
         await show(store, ("r1", "ada", "a", 100), ("r2", "bob", "a", 200))
         await show(store, ("r3", "ada", "a", 100), experiment="other")
-        await store.served.drop_old_exposures(200)
-        assert await exposed(store, "e") == [("bob", "a", 200, 1, 0)]
-        assert await exposed(store, "other") == []
-        await show(store, ("r4", "ada", "a", 200), experiment="other")
-        await store.served.drop_exposures(["e"])
-        assert await exposed(store, "e") == []
-        assert len(await exposed(store, "other")) == 1
+        assert await store.served.count_exposures() == {"e": 2, "other": 1}
+        await store.served.drop_exposures([])
+        await store.served.drop_exposures(["e", "none"])
+        assert await store.served.count_exposures() == {"other": 1}
 
     async def test_seeding_twice_is_seeding_once(self, location, opened, write_dataset):
         dataset = write_dataset(EVENTS)

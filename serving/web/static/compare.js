@@ -60,7 +60,7 @@ function alone(available) {
 }
 
 function draw(answers, names) {
-  remember(answers.flatMap((answer) => answer.items).map(({ item_id, title, semantic_id, metadata }) => ({ item_id, title, semantic_id, metadata })));
+  remember(answers.flatMap((answer) => answer.items));
   const places = answers.map((answer) => new Map(answer.items.map((item) => [item.item_id, item.rank])));
   const both = [...places[0].keys()].filter((id) => places[1].has(id)).length;
   const longest = Math.max(...answers.map((answer) => answer.items.length));

@@ -3,7 +3,6 @@
 import { history, learn, remembered, title } from "./api.js";
 import { announce, byKey, empty, h, plural, problemBox, render } from "./dom.js";
 import { openItem } from "./item.js";
-import { askAgain } from "./results.js";
 import { MOST_HISTORY, state, update, watch } from "./state.js";
 
 const SHOWN = 40; // number of newest items; of the others only the count is shown
@@ -24,7 +23,7 @@ export function mountHistory(root) {
     form,
     h("div", { class: "strip-box" },
       h("div", { class: "strip-head" }, h("h3", {}, "History"), count,
-        h("button", { type: "button", class: "quiet", id: "clear", onclick: () => choose("", []) }, "New session")),
+        h("button", { type: "button", class: "quiet", id: "clear", onclick: () => update({ user: "", history: [] }) }, "New session")),
       strip));
   watch(["user", "history"], show);
 }
@@ -32,14 +31,8 @@ export function mountHistory(root) {
 function pick(event) {
   event.preventDefault();
   const user = field.value.trim();
-  if (user === state.user && state.history === null) { // reload: there may be new events
-    show();
-    askAgain();
-  } else if (user) choose(user, null);
-}
-
-function choose(user, items) {
-  update({ user, history: items });
+  if (user === state.user && state.history === null) location.reload(); // there may be new events
+  else if (user) update({ user, history: null });
 }
 
 /** Add an item to the session, which then differs from the stored history. */

@@ -74,7 +74,7 @@ export async function openItem(id) {
     h("h3", {}, "Similar items"), similar);
   try {
     const answer = await call("GET", at(`/v1/items/${encodeURIComponent(id)}/similar`, { k: SIMILAR, model: state.model }));
-    remember(answer.items.map(({ item_id, title }) => ({ item_id, title })));
+    remember(answer.items);
     render(similar, answer.items.length
       ? h("ol", {}, answer.items.map((one) => h("li", {},
         h("button", { type: "button", class: "link", onclick: () => openItem(one.item_id) }, one.title || one.item_id),

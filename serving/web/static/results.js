@@ -32,12 +32,6 @@ export function mountResults(root) {
   watch(["view", ...ASKED], () => state.view === "recommend" && load());
 }
 
-/** Request the list again, with an unchanged state. */
-export function askAgain() {
-  answered = null;
-  if (state.view === "recommend") load();
-}
-
 async function load() {
   raw.firstChild.textContent = curl("/v1/recommendations", request());
   const asked = JSON.stringify(request());
@@ -47,7 +41,7 @@ async function load() {
     const answer = await ask("POST", "/v1/recommendations", request());
     if (!answer) return;
     answered = asked;
-    remember(answer.items.map(({ item_id, title, semantic_id, metadata }) => ({ item_id, title, semantic_id, metadata })));
+    remember(answer.items);
     const why = answer.items.map((item) => item.because).filter(Boolean);
     draw(answer);
     if (why.length) await learn(why).then(nameReasons, () => {});

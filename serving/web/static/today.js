@@ -39,8 +39,7 @@ async function load() {
 
 function draw(found, trends) {
   const { coverage } = found;
-  remember([...trends, ...found.most_shown, ...found.never_shown, ...found.never_followed]
-    .filter((row) => row.title).map(({ item_id, title }) => ({ item_id, title })));
+  remember([...trends, ...found.most_shown, ...found.never_shown, ...found.never_followed]);
   made.textContent = `${moment(found.since_ms)} to ${moment(found.until_ms)}`;
   const [click, purchase] = found.rates;
   render(box,
