@@ -28,13 +28,13 @@ LINES = {
     "recsys": (29_740, 25_000),
     "data": (11_660, 5_500),
     "training": (6_140, 6_000),
-    "serving": (13_930, 13_000),
+    "serving": (13_900, 13_000),
     "benchmarks": (3_360, 3_500),
     "tests": (48_000, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
-    "lines of the product": (64_830, 53_500),
+    "lines of the product": (64_800, 53_500),
     "lines of the largest file": (500, 500),
     "lines of the largest class": (350, 350),
     "words of the documents": (49_000, 50_000),
