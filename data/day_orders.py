@@ -54,7 +54,7 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
     """
     seen, day, month = False, None, None
     form = (
-        r"^\s*(?:\pL{2,13}\.?,? +)?"
+        r"^\s*(?:\pL\pL+\.?,? +)?"
         r"(?P<one>\d{1,2})(?P<mark>[-/.])(?P<two>\d{1,2})[-/.](?P<end>\d{2,4})"
     )
     for column in columns:

@@ -49,7 +49,8 @@ PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x|[tfyn])$"
 NO_PIECES = r"(?i)^(0(\.0+)?|false|no|[fn])?$"
 FEW_ITEMS = 3  # columns with items that some basket has
 # Records such as Product ID: 1, Product Qty: 2 | Product ID: 3, Product Qty: 1
-LISTED = r"^\s*\pL[\pL ]*:[^,|]*,\s*\pL[\pL ]*:"
+# The first pattern costs next to nothing, and the second much even for a few texts.
+LISTED = (":[^,|]*,[^:]*:", r"^\s*\pL[\pL ]*:[^,|]*,\s*\pL[\pL ]*:")
 PAIR = re.compile(r"\s*([^:,|]+?):\s*(.*?)\s*(?:,(?=[^:,|]+:)|$)")
 
 
@@ -172,9 +173,9 @@ def _without_items(file: TableFile) -> Layout | None:
     texts = {name: sample.texts(name) for name, count in sample.counts.items() if count == 1}
     bought = {name: _bought(name, values, sample) for name, values in texts.items()}
     counts = [name for name, rows in bought.items() if rows is not None]
-    lists = [n for n, values in texts.items() if share_of(values, LISTED) >= MOST_KNOWN][:1]
-    is_wide = len(counts) >= len(file.names) / 2
-    is_wide = is_wide and sum(map(bool, bought.values())) >= FEW_ITEMS
+    listed = (n for n in texts if all(share_of(texts[n], p) >= MOST_KNOWN for p in LISTED))
+    lists = [*islice(listed, 1)]
+    is_wide = 2 * len(counts) >= len(file.names) and sum(map(bool, bought.values())) >= FEW_ITEMS
     inside = counts if is_wide else lists
     others = [name for name in file.names if name not in inside]
     is_named = has_role("item", others) or any(rank(n, EVENT_FIELDS["title"]) == 0 for n in others)

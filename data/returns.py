@@ -38,7 +38,7 @@ SALE_CODES, RETURN_CODES, TAKEBACKS = map(words, ("sale_codes", "return_codes", 
 PIECES = (
     r"(?i)^\+?(?P<less>[-\x{2012}\x{2013}\x{2212}(]|minus|moins|menos|meno|min)?\s*(?:x\s*)?"
     r"(?P<n>\d{1,3}(?:[\s\x{A0}\x{202F}'\x{2019}]\d{3})+(?:[.,]\d+)?|[\d.,]{0,12}\d)"
-    r"\s*(?:[x\x{D7}]|\pL{1,9}\.?)?\s*(?P<end>[-)])?$"  # perhaps with a unit, as 2 Stk and 2x
+    r"\s*(?:[x\x{D7}]|\pL+\.?)?\s*(?P<end>[-)])?$"  # perhaps with a unit, as 2 Stk and 2x
 )
 BELOW_1000 = r"^[1-9]\d{0,2}$"
 MARKED = FORMS[1:]  # numbers with a mark before decimals or between thousands

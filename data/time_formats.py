@@ -49,7 +49,7 @@ SPLIT_ZONE = (
     rf"\s*(?P<zone>{ZONE})(?: \([^()]*\))?$"
 )
 # Dates with the name of a month: 5 Jan 2026, Jan-05-26, 2026-Jan-05, and Mon Jan 5 10:00:00 2026.
-WEEKDAY, MONTH = r"^(?:\pL{2,13}\.?,? +)?", r"(?P<month>\pL{3,12})\.?"
+WEEKDAY, MONTH = r"^(?:\pL\pL+\.?,? +)?", r"(?P<month>\pL+)\.?"
 DAY = r"(?P<day>\d{1,2})(?:\.|st|nd|rd|th|er|º|°|ª)?"
 YEAR, AFTER = r"(?P<year>\d{4}|\d{2})", r"(?P<rest>(?:[\sT,:].*)?)$"
 SIGNS = r"[\s.,/'\x{2019}_-]"
@@ -79,7 +79,7 @@ SIGNS_OF_PROGRAMS = (
 )
 # Replacements that bring the local forms to a few: `31.12.2024, 13:05 Uhr` -> `31-12-2024 13:05`.
 TIDY = (
-    (r"^\pL{2,13}\.?,? +(\d)", r"\1"),
+    (r"^\pL\pL+\.?,? +(\d)", r"\1"),
     (r"^(\d{1,4})[./](\d{1,2})[./](\d{1,4})", r"\1-\2-\3"),
     (r"^(\d{4}-\d{1,2}-\d{1,2})[T:]", r"\1 "),
     (r"(:\d{2})[.,]\d+", r"\1"),

@@ -35,6 +35,7 @@ def read(text: str | None, zone: str = "UTC", day_first: bool | None = True) -> 
         "Wed May 01 2024 12:00:00 GMT+0200 (CEST)", "Mi., 1. Mai 2024, 10:00 Uhr",
         "mercredi 1er mai 2024 à 10h00", "1 de mayo de 2024 10:00 a. m.", "1 mag 2024 alle 10:00",
         "1 mei 2024 10:00", "1/mai/2024 às 10:00", "środa, 1 maja 2024 o 10:00",
+        "Rechnungsdatum 1.5.2024 10:00",
         "May 1, 2024 10:00", "Wed, 01 May 2024 10:00:00 GMT", " 2024-05-01T10:00:00.900 UTC ",
     ],
 )  # fmt: skip
