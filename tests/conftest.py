@@ -31,6 +31,9 @@ from hypothesis.internal.conjecture import providers
 # Sums of several threads differ from run to run; torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Nothing cuts the power of a test: what a process has written outlives it also in the cache.
+os.fsync = lambda descriptor: None
+
 CONNECT = duckdb.connect
 PR_SET_CHILD_SUBREAPER = 36
 CACHE = "torch"
