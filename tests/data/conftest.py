@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
+import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +54,27 @@ def datasets() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no public data sets at {folder} (set RECSYS_DATASETS)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def follow() -> Callable[[str], str]:
+    """Write the copy of a file as the command in a refusal does; what is said after `recsys run`.
+
+    A process of its own would import for longer than it works.
+    """
+
+    def run(refusal: str) -> str:
+        command = refusal[refusal.index(shlex.quote(sys.executable)) :]
+        write, _, rest = command.partition(" && recsys run ")
+        _, *options, program, into, copy = shlex.split(write)
+        assert (options, into) == (["-X", "utf8", "-c"], ">")
+        with warnings.catch_warnings(), Path(copy).open("w", encoding="utf-8") as out:
+            warnings.simplefilter("ignore", ResourceWarning)  # the process would end
+            with redirect_stdout(out):
+                exec(program, {})
+        return rest
+
+    return run
 
 
 class Shop(NamedTuple):

@@ -507,13 +507,14 @@ def test_the_command_in_a_refusal_works(run: Run, raw: Path, name: str) -> None:
     assert len(data.interactions) > 60
 
 
-def test_the_command_for_a_json_list_works(run: Run, raw: Path) -> None:
+def test_the_command_for_a_json_list_works(
+    run: Run, raw: Path, follow: Callable[[str], str]
+) -> None:
     rows = [row | {"price": 8.5 + (row["item_id"] == "i1")} for row in clicks()]
     (raw / "e.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     with pytest.raises(ValueError, match="one JSON list") as caught:
         run(raw / "e.json")
-    command = str(caught.value).partition("(JSON lines): ")[2].partition(" && recsys run ")[0]
-    subprocess.run(["sh", "-c", command], check=True)
+    follow(str(caught.value))
     data = run(raw / "e-lines.jsonl")
     assert len(data.interactions) == 240
     assert set(data.items["price"].to_pylist()) == {8.5, 9.5}

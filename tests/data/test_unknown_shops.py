@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -166,12 +165,8 @@ def test_one_refusal_names_all_columns_with_a_command_that_works(home, raw, head
     assert isinstance(refused.exception, DataError)
     said = str(refused.exception)
     advice = said.partition("Say it with ")[2].partition(" (data.columns")[0]
-    assert advice == " ".join(f"--column {option}" for option in shlex_parts(options))
+    assert advice == " ".join(f"--column {shlex.quote(o)}" for o in shlex.split(options))
     assert CliRunner().invoke(cli.app, [*command, *shlex.split(advice)]).exit_code == 0
-
-
-def shlex_parts(options: str) -> list[str]:
-    return [shlex.quote(part) for part in shlex.split(options)]
 
 
 # Dates and customers
@@ -235,8 +230,8 @@ def test_a_column_of_customers_without_values_is_named(shop):
     ["Customer name", "Buyer Full Name", "Kundenname", "Nom client", "Client name", "Phone",
      "Customer phone", "Customer contacts", "Bill-to Name", "Nombre del cliente", "Klantnaam"],
 )  # fmt: skip
-@pytest.mark.parametrize("order", ["Receipt number", "Bestellnummer"])
-def test_names_of_buyers_beside_orders_are_asked_about(shop, name, order):
+def test_names_of_buyers_beside_orders_are_asked_about(shop, name):
+    order = ["Receipt number", "Bestellnummer"][len(name) % 2]
     rows = orders(240, lambda n: f"Ann{n % 20} S" * (n % 3 > 0))
     text = table(f"{order};{name};sku;date", rows, ";")
     with pytest.raises(DataError, match=f"{name!r} names buyers in 160 of the first rows") as asked:
@@ -653,7 +648,7 @@ def test_a_returned_line_does_not_take_its_order_with_it(shop, value):
 
 @pytest.mark.parametrize("newest", [False, True])
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("kinds", [("2", "-2"), ("sale", "return"), ("Verkauf", "Storno")])
+@pytest.mark.parametrize("kinds", [("2", "-2"), ("Verkauf", "Storno")])
 @pytest.mark.parametrize("is_night", [False, True])
 def test_a_return_follows_a_purchase_of_its_time(shop, raw, newest, late, kinds, is_night):
     column = "qty" if "2" in kinds else "type"
@@ -708,20 +703,15 @@ def test_of_files_with_other_columns_the_one_with_more_may_be_read_alone(shop, r
 
 
 @pytest.mark.parametrize(
-    ("name", "with_items"),
-    [("refunds", False), ("Retouren 2026", True), ("devoluciones", False), ("a-credit-notes", True),
-     ("rma", True)],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    ("head", "returned"),
-    [("user,item,timestamp", "user,item,timestamp,reason"),
-     ("user,item,timestamp,order,qty", "order,item,qty,refunded_at"),
-     ("order,user,item,timestamp", "order,sku,refund_date"),
-     ("order,user,item,timestamp", "order,sku,reason"),
-     ("user,item,timestamp,qty", "user,item,reason,Datum")],
+    ("name", "with_items", "head", "returned"),
+    [("refunds", False, "user,item,timestamp", "user,item,timestamp,reason"),
+     ("Retouren 2026", True, "user,item,timestamp,order,qty", "order,item,qty,refunded_at"),
+     ("devoluciones", False, "order,user,item,timestamp", "order,sku,refund_date"),
+     ("a-credit-notes", True, "order,user,item,timestamp", "order,sku,reason"),
+     ("rma", True, "user,item,timestamp,qty", "user,item,reason,Datum")],
 )  # fmt: skip
 def test_the_advice_for_orders_and_returns_in_one_folder_reads_both(
-    shop, raw, name, with_items, head, returned
+    shop, raw, follow, name, with_items, head, returned
 ):
     (raw / "shop").mkdir()
     rows = [
@@ -745,10 +735,7 @@ def test_the_advice_for_orders_and_returns_in_one_folder_reads_both(
     )
     with pytest.raises(DataError, match=r"has returns of what orders.csv has") as refused:
         read()
-    command = str(refused.value).partition("are returns: ")[2]
-    write, _, run = command.partition(" && recsys run ")
-    subprocess.run(["bash", "-c", write], check=True)
-    path, *items = shlex.split(run)
+    path, *items = shlex.split(follow(str(refused.value).partition("are returns: ")[2]))
     assert items == ["--items", str(raw / "shop/products.csv")] * with_items
     found = shop(Path(path).read_text())
     assert found.counts["negative_events_dropped"] == 9
@@ -762,7 +749,7 @@ def test_the_advice_for_orders_and_returns_in_one_folder_reads_both(
      (("orders.csv", "order_items.csv"), "id,order_id"), (("b.csv", "positionen.csv"), "Id")],
 )  # fmt: skip
 @pytest.mark.parametrize("with_items", [False, True])
-def test_orders_and_their_lines_in_one_folder_are_joined(shop, raw, names, key, with_items):
+def test_orders_and_their_lines_in_one_folder_are_joined(shop, raw, follow, names, key, with_items):
     """Two of the 180 lines are of no order, one of them without a number, as one order is."""
     (raw / "shop").mkdir()
     for name in names:
@@ -787,9 +774,7 @@ def test_orders_and_their_lines_in_one_folder_are_joined(shop, raw, names, key, 
         with pytest.raises(DataError, match="has lines of orders") as refused:
             shop(text, file=f"shop/{names[0]}")
     command = str(refused.value).partition("joins them: ")[2].partition(" (lines")[0]
-    write, _, run = command.partition(" && recsys run ")
-    subprocess.run(["bash", "-c", write], check=True)
-    joined, *items = shlex.split(run)
+    joined, *items = shlex.split(follow(command))
     assert items == ["--items", str(raw / "shop/products.csv")] * with_items
     found = shop(Path(joined).read_text())
     assert found.data.interactions.item.size == 178
@@ -935,8 +920,8 @@ FORMS_OF_PIECES = {
     "1.200": 1200, "1,200": 1200, "1.000,00": 1000, "1,000.00": 1000, "1 200": 1200,
     "1\u202f200,5": 1200.5, "1'200": 1200, "-1.000,00": -1000, "1.000-": -1000, "(1,000)": -1000,
     "\u22121": -1, "-0,5": -0.5,
-    "2 Stk": 2, "-1 Stk": -1, "2x": 2, "2,5 kg": 2.5, "-3 szt.": -3, "minus 1": -1, "0": 0,
-    "+4": 4, "viele": None, "5-10": None, "12 of 30": None, "": None,
+    "2 Stk": 2, "-1 Stk": -1, "2x": 2, "2,5 kg": 2.5, "-3 szt.": -3, "3 confezioni": 3,
+    "minus 1": -1, "0": 0, "+4": 4, "viele": None, "5-10": None, "12 of 30": None, "": None,
 }  # fmt: skip
 
 
@@ -1193,8 +1178,6 @@ def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
     found = shop(text)
     assert (line in found.data.item_ids) == (f'drop_items=["{line}"]' in found.notes)
     assert repr(line) in found.notes
-    dropped = shop(text, clean={"drop_items": [line]})
-    assert line not in dropped.data.item_ids
 
 
 FEES = ["Booking fee", "Processing Fee", "Resort fee", "Credit card fee", "Small order fee",
@@ -1349,15 +1332,12 @@ def test_titles_with_commas_in_a_list_stay_whole(shop):
 @pytest.mark.parametrize(
     "cell", ['[{{"sku": "{}", "qty": 1}}]', "{{'sku': '{}'}}", '[["{}", 2]]', "{{sku={}}}"]
 )
-def test_records_in_cells_are_refused_with_a_command_that_works(home, raw, shop, cell):
+def test_records_in_cells_are_refused_with_a_command_that_works(raw, shop, follow, cell):
     text = bought(lambda n: cell.format(f"p{n % 11}"), "user\titems\ttimestamp", "\t")
     with pytest.raises(DataError, match=r"'items' hold records .*one row for each item") as refused:
         shop(text)
     if '"sku"' in cell or "'sku'" in cell:
-        command, _, again = (
-            str(refused.value).partition("are read: ")[2].partition(" && recsys run ")
-        )
-        subprocess.run(["bash", "-c", command], check=True)
+        again = follow(str(refused.value).partition("are read: ")[2])
         found = shop((raw / "events-lines.jsonl").read_text(), file=again.rpartition("/")[2])
         assert {*found.data.item_ids} == {f"p{n}" for n in range(11)}
 
