@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from reader_suite import table
 
 from recsys.data.dialect import lines_above
 from recsys.data.grouped_rows import print_returns
@@ -19,10 +20,6 @@ from recsys.errors import DataError
 
 T = 1_767_225_600  # 2026-01-01
 ROWS = range(180)
-
-
-def table(head, rows, mark=","):
-    return "\n".join([head, *(mark.join(map(str, row)) for row in rows)]) + "\n"
 
 
 def day(n):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from reader_suite import table
 
 from recsys.data import growth
 from recsys.data.grouped_rows import columns_of_orders
@@ -19,10 +20,6 @@ from recsys.errors import DataError
 
 def moment(n: int) -> str:
     return f"{datetime(2025, 1, 1) + timedelta(hours=3 * n):%Y-%m-%d %H:%M:%S}"
-
-
-def table(head, rows, mark=","):
-    return "\n".join([head, *(mark.join(map(str, row)) for row in rows)]) + "\n"
 
 
 def lines_of_orders(share, number="{}"):

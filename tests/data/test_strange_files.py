@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from reader_suite import table
 from typer.testing import CliRunner
 
 from recsys import cli
@@ -24,10 +25,6 @@ from recsys.dataset import Dataset
 from recsys.errors import DataError
 
 T = 1_700_000_000
-
-
-def table(head: str, rows: Iterable[Iterable[object]], mark: str = ",") -> str:
-    return "\n".join([head, *(mark.join(map(str, row)) for row in rows)]) + "\n"
 
 
 # Files of the night

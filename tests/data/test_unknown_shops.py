@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from reader_suite import table
 from typer.testing import CliRunner
 
 from recsys import cli
@@ -32,10 +33,6 @@ from recsys.retraining.news import _read_files, say_taken_back
 from recsys.serving.stores.records import NOT_HISTORY, Sign, sign_of
 
 T = 1_700_000_000
-
-
-def table(head: str, rows: Iterable[Iterable[object]], mark: str = ",") -> str:
-    return "\n".join([head, *(mark.join(map(str, row)) for row in rows)]) + "\n"
 
 
 def events(n: int = 180, *more: Callable[[int], object], head: str = "user,item,timestamp") -> str:

@@ -6,6 +6,7 @@ A reader gets these tests by a subclass.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,11 @@ ODD = [
 ]  # fmt: skip
 TOKENS = re.compile(rb"[A-Za-z0-9_.<>]+|\"[^\"]*\"|'[^']*'|\[[^\[\]]*\]|\s|[,:|]")
 damage = st.tuples(st.floats(0, 1), st.integers(0, 3), st.binary(max_size=3))
+
+
+def table(head: str, rows: Iterable[Iterable[object]], mark: str = ",") -> str:
+    """The text of a table: its line of names, and a line for each row."""
+    return "\n".join([head, *(mark.join(map(str, row)) for row in rows)]) + "\n"
 
 
 class ReaderSuite:
