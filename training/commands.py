@@ -7,7 +7,7 @@ Nothing heavy is imported at the top, because `recsys --help` reads this module.
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from importlib import import_module
 
 import typer
 
@@ -41,10 +41,9 @@ def ids_train(*, run: RunOptions, as_json: Json = False) -> None:
 
     Example: recsys ids train --name beauty --set ids.method=rq-kmeans
     """
-    context = run.context().with_recipe()
     from recsys.training.ids import print_report, stage
 
-    print_report(context.run(stage), as_json)
+    print_report(run.context().with_recipe().run(stage), as_json)
 
 
 @train.command("target")
@@ -54,10 +53,7 @@ def train_target(*, run: RunOptions, as_json: Json = False) -> None:
 
     Example: recsys train target --config configs/beauty.yaml --set target.max_minutes=5
     """
-    context = run.context().with_recipe()
-    from recsys.training.target import stage
-
-    _report(context.run(stage), "target", as_json)
+    _make(run, "target", "stage", as_json)
 
 
 @train.command("teacher")
@@ -70,10 +66,7 @@ def train_teacher(*, run: RunOptions, as_json: Json = False) -> None:
 
     Example: recsys train teacher --config configs/atspeed-beauty.yaml --set teacher.beams=20
     """
-    context = run.context().with_recipe()
-    from recsys.training.teacher import stage
-
-    _report(context.run(stage), "teacher", as_json)
+    _make(run, "teacher", "stage", as_json)
 
 
 @train.command("draft")
@@ -86,10 +79,7 @@ def train_draft(*, run: RunOptions, as_json: Json = False) -> None:
 
     Example: recsys train draft --config configs/atspeed-beauty.yaml --set draft.objective=seqkd
     """
-    context = run.context().with_recipe()
-    from recsys.training.draft import train
-
-    _report(context.run(train), "draft", as_json)
+    _make(run, "draft", "train", as_json)
 
 
 @expand_options
@@ -104,10 +94,12 @@ def bundle(run: RunOptions) -> None:
     typer.echo(f"bundle: {context.run(stage)}")
 
 
-def _report(path: Path, kind: str, as_json: bool) -> None:
-    """Print the outcome of a stage of training, for people or as JSON."""
+def _make(run: RunOptions, kind: str, stage: str, as_json: bool) -> None:
+    """Run a stage of training and print its outcome, for people or as JSON."""
     from recsys.artifacts import read_manifest
 
+    module = import_module(f"recsys.training.{kind}")
+    path = run.context().with_recipe().run(getattr(module, stage))
     info = read_manifest(path, kind).info
     if as_json:
         typer.echo(json.dumps({"path": str(path), **info}))

@@ -3,7 +3,8 @@
 The settings of the run are tried first, and then each trial on top of what has been chosen so far.
 A trial is a short training run; its settings are kept if NDCG@10 on validation is higher by more
 than two standard errors of the paired difference. All trials share the stage's part of the budget.
-If that is too short for two passes over the training windows, all trials train on a sample of them.
+If that is too short for two passes over the training windows, as far as the speed of this machine
+tells, all trials train on a sample of them; for less than a small sample there are no trials.
 """
 
 from __future__ import annotations
@@ -28,16 +29,15 @@ from recsys.dataset import Dataset
 from recsys.pipeline import RECIPE, Context
 from recsys.progress import console, say
 from recsys.training import ids, sasrec, target
-from recsys.training.settings import IdsConfig, RecipeConfig
+from recsys.training.settings import IdsConfig, RecipeConfig, TargetConfig
 from recsys.training.validation import Validation
 
 KIND = RECIPE
 FILE = "recipe.yaml"
 ERRORS = 2.0  # standard errors that a gain must exceed; short runs and several trials add noise
 LEAST_USERS = 50  # of validation; differences of fewer are noise
-LEAST_MINUTES = 0.05  # of a trial's training; in less time even the first one shows nothing
 LEAST_EPOCHS = 2  # of a trial; differences after less are noise, too
-FEWER = 4  # times fewer windows in the trials after one that was too slow
+LEAST_SHARE = 1 / 16  # of the training windows; trials on fewer show nothing
 TRAINED = 0.6  # of a trial's time; the rest is for IDs, soft labels and validation
 AS_SET = "as set"  # the trial of the run's own settings
 
@@ -99,22 +99,17 @@ def stage(context: Context) -> Path | None:
 def _run(context: Context, users: int, trials: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Run trials one after the other until the time is spent; see `stage` for the result."""
     share = context.share(KIND)
-    # The first trial may have to be repeated on a sample.
-    minutes = None if share is None else TRAINED * share / (len(trials) + 2)
+    minutes = None if share is None else TRAINED * share / (len(trials) + 1)
     end = math.inf if share is None else time.monotonic() + 60 * share
-    if minutes is not None and minutes < LEAST_MINUTES:
+    window_share = 1.0 if minutes is None else min(_passes(context, minutes) / LEAST_EPOCHS, 1.0)
+    if window_share < LEAST_SHARE:
         return {}
+    sample = [] if window_share == 1 else [f"target.window_share={window_share}"]
     train = partial(_train, context, users, minutes)
-    sample: list[str] = []
     begun = time.monotonic()
     gains, epochs = train(sample)
     # A trial is begun only if it will end in time, as far as the first one can tell.
     end -= time.monotonic() - begun
-    window_share = 1.0
-    while epochs < LEAST_EPOCHS and minutes is not None and time.monotonic() < end:
-        window_share /= FEWER
-        sample = [f"target.window_share={window_share}"]
-        gains, epochs = train(sample)
     rows = [_row(AS_SET, [], gains)]
     chosen: list[str] = []
     for name, trial in trials.items() if epochs >= LEAST_EPOCHS else ():
@@ -125,6 +120,14 @@ def _run(context: Context, users: int, trials: Mapping[str, Sequence[str]]) -> d
         if row["kept"]:
             gains, chosen = best, [*chosen, *trial]
     return {"chosen": chosen, "trials": rows, "window_share": window_share}
+
+
+def _passes(context: Context, minutes: float) -> float:
+    """Passes over the training windows for which a target has time on this machine."""
+    stats = Dataset.manifest(context.workspace.dataset).info["stats"]
+    sizes = ids.level_sizes(context.settings.section(ids.KIND, IdsConfig), stats["items"])
+    rate = target.tokens_per_second(context.settings.section(target.KIND, TargetConfig), sizes)
+    return float(60 * minutes * rate / (stats["interactions"] * len(sizes)))
 
 
 def _train(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 
@@ -20,7 +21,8 @@ from recsys.models.checkpoint import build, load_model, save_model
 from recsys.pipeline import Context
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.training import sasrec
-from recsys.training.device import on_chosen_device
+from recsys.training.batches import Batch
+from recsys.training.device import on_chosen_device, step_seconds
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
 from recsys.training.objective import NextToken
@@ -97,10 +99,8 @@ def stage(context: Context) -> Path:
         ArtifactError: data set, IDs, the pretrained checkpoint or the parent's bundle are missing.
     """
     workspace, seed = context.workspace, context.settings.seed
-    config, parents = (
-        sampled(context.settings.section(KIND, TargetConfig), KIND, context),
-        workspace.digests("dataset", "ids"),
-    )
+    config = sampled(context.settings.section(KIND, TargetConfig), KIND, context)
+    parents = workspace.digests("dataset", "ids")
     parent = open_parent(context)
     if parent is not None:
         config = replace(config, prompt=parent.prompt)
@@ -155,6 +155,17 @@ def stage(context: Context) -> Path:
             tokenizer.save_pretrained(str(folder / MODEL))
         vocabulary.save(folder)
     return output.path
+
+
+def tokens_per_second(config: TargetConfig, sizes: tuple[int, ...]) -> float:
+    """Tokens a second in steps of a target from scratch, on random codes of so many a level."""
+    device, vocabulary = Accelerator().device, Vocabulary.from_levels(sizes)
+    model = build(architecture(config.preset, config.architecture), vocabulary)
+    length = config.prompt.max_items * len(sizes)
+    shape = max(config.batch_tokens // length, 1), length
+    tokens = np.random.default_rng(0).integers(2, vocabulary.size, shape)
+    module = NextToken(model, dtype=training_dtype(model, config, device)).to(device)
+    return tokens.size / step_seconds(module, [Batch(tokens, tokens > 0)], config, device)
 
 
 def _start(

@@ -113,26 +113,26 @@ def test_too_few_epochs_or_users_end_the_trials(home, scripted):
     assert (info["chosen"], info["trials"]) == ([], [])
 
 
-def test_without_time_for_two_passes_a_sample_is_used(home, monkeypatch):
-    tried = []
+def test_without_time_for_two_passes_a_sample_is_used(home, scripted, monkeypatch):
+    tried = scripted({})
+    monkeypatch.setattr(recipe, "_passes", lambda context, minutes: 0.5)
+    info = choose(SMALL | {"minutes": 5}, TRIALS).workspace.manifest("recipe").info
+    sample = ["target.window_share=0.25"]
+    assert tried == [sample, *(sample + trial for trial in TRIALS.values())]
+    assert (info["chosen"], info["window_share"]) == ([], 0.25)
 
-    def train(context, users, minutes, overrides):
-        tried.append(list(overrides))
-        share = float(overrides[0].partition("=")[2]) if "window_share" in str(overrides) else 1.0
-        return np.full(100, 0.2), int(0.2 / share)
 
-    monkeypatch.setattr(recipe, "_train", train)
-    settings = Settings(SMALL | {"minutes": 5, "recipe": {"trials": TRIALS}})
-    run_stages(Context.of(settings), ("data", "recipe"))
-    sample = ["target.window_share=0.0625"]
-    quarter = ["target.window_share=0.25"]
-    assert tried == [[], quarter, sample, *(sample + trial for trial in TRIALS.values())]
-    info = Context.of(settings).workspace.manifest("recipe").info
-    assert (info["chosen"], info["window_share"]) == ([], 0.0625)
+def test_trials_that_would_see_few_windows_are_left_out(home, scripted, monkeypatch):
+    tried = scripted({})
+    monkeypatch.setattr(recipe.target, "tokens_per_second", lambda config, sizes: 0.1)
+    context = choose(SMALL | {"minutes": 5}, TRIALS)
+    assert (tried, context.workspace.manifest("recipe").info["trials"]) == ([], [])
+    events = context.workspace.manifest("dataset").info["stats"]["interactions"]
+    assert recipe._passes(context, 2.0) == pytest.approx(120 * 0.1 / (3 * events))
 
 
 def test_trials_train_real_models_and_leave_nothing_behind(home):
-    context = choose(SMALL, {"smoother": ["target.label_smoothing=0.2"]})
+    context = choose(SMALL | {"minutes": 60}, {"smoother": ["target.label_smoothing=0.2"]})
     folder = context.workspace.run("recipe")
     assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", recipe.FILE]
     first, second = context.workspace.manifest("recipe").info["trials"]
