@@ -147,18 +147,17 @@ def _in_time(
         return config
     some = examples.sample(TIMED).histories
     modes = tuple(mode == "masked" for mode in config.seen_modes)
-    start = time.monotonic()
-    rank_histories(recommender, some, max(config.ks), modes, beams=config.beams)
-    for ranker in baselines.values():
-        for exclude_seen in modes:
-            ranker.rank(some, max(config.ks), exclude_seen)
+    for part in (some.take([0]), some):  # what is done once does not grow with the users
+        start = time.monotonic()
+        rank_histories(recommender, part, max(config.ks), modes, beams=config.beams)
+        for ranker in baselines.values():
+            for exclude_seen in modes:
+                ranker.rank(part, max(config.ks), exclude_seen)
     now = time.monotonic()
     users = int(RANKED * (end - now) * len(some) / max(now - start, 1e-6))
     if users >= len(examples):
         return config
-    users = max(users, LEAST_EVALUATED)
-    say(f"evaluate: {users:,} of {len(examples):,} users, for whom the budget has time")
-    return replace(config, users=users)
+    return replace(config, users=max(users, LEAST_EVALUATED))
 
 
 def _write(
@@ -201,6 +200,11 @@ def _write(
         everyone = select(dataset, config, available)
         config = _in_time(config, recommender, others, everyone, end)
         examples = select(dataset, config, available)
+        if len(examples) < len(everyone):
+            warnings.append(
+                f"{len(examples):,} of {len(everyone):,} users, drawn at random, were evaluated: "
+                "those for whom the budget had time. --minutes gives more."
+            )
         ours = _lists(recommender, examples.histories, config)
         info["decoding_seconds"] = round(time.perf_counter() - start, 1)
         near = known.vectors if known is not None else None
