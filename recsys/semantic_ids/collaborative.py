@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
+from scipy import linalg, sparse
 
 from recsys.interactions import Histories
 from recsys.semantic_ids.words import truncated_svd, unit_rows
@@ -77,7 +77,8 @@ def _ridge(collaborative: NDArray[np.float32], content: sparse.csr_array) -> NDA
     """(F, D) ridge regression of (n, D) features on (n, F) content."""
     content = content.astype(np.float64)
     gram = (content.T @ content).toarray() + np.eye(content.shape[1])
-    return np.asarray(np.linalg.solve(gram, content.T @ collaborative.astype(np.float64)))
+    product = content.T @ collaborative.astype(np.float64)
+    return np.asarray(linalg.cho_solve(linalg.cho_factor(gram, overwrite_a=True), product))
 
 
 def _cooccurrence(histories: Histories, num_items: int, window: int) -> sparse.csr_array:

@@ -15,8 +15,9 @@ COMMON = 4096  # terms from which features of items are predicted
 # time, which methods that iterate until they converge do not have.
 POWER_ITERATIONS = 4
 OVERSAMPLING = 32
-# Entries from which a matrix is decomposed in float32 with fewer further columns: in half the time.
-MANY, FEWER = 1 << 22, 8
+# Entries, or rows, from which a matrix is decomposed in float32 with fewer further columns: in half
+# the time.
+MANY, MANY_ROWS, FEWER = 1 << 22, 1 << 15, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ def truncated_svd(
     """
     from sklearn.utils.extmath import randomized_svd
 
-    is_large = matrix.nnz > MANY
+    is_large = matrix.nnz > MANY or matrix.shape[0] > MANY_ROWS
     matrix = matrix.astype(np.float32 if is_large else np.float64)
     if dim < min(matrix.shape):
         left, values, right = randomized_svd(
