@@ -18,6 +18,7 @@ from oracles import (
     tiny_model,
 )
 from torch import nn
+from torch.nn.functional import linear
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import Engine, SearchRequest, beam_search
@@ -186,6 +187,9 @@ def test_all_modes_give_the_bits_of_beam_search():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_torch_path_keeps_its_bits_in_a_batch(architecture):
     """Decision 2, for models that the library does not cover: with slots reserved."""
+    rows, weights = torch.randn(16, 32), torch.randn(32, 32)
+    if not torch.equal(linear(rows, weights)[:8], linear(rows[:8], weights)):
+        pytest.skip("the sums of this processor's matrix kernels depend on the number of rows")
     ready = torch_twin(tiny_model(architecture))
     trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 4))
     prompts = random_prompts(np.random.default_rng(3), 5, 40)
