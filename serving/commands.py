@@ -38,8 +38,10 @@ def serve(
 
     Example: recsys serve --bundle var/bundles/demo --port 8000
     """
+    from recsys.serving.memory import keep_memory
     from recsys.serving.settings import ServingSettings
 
+    keep_memory()
     settings = ServingSettings.load(
         config,
         set_ or (),

@@ -5,7 +5,7 @@ bundle's retrieval and of the model's scores. Availability and filters hold as f
 and so do filters and caps of the alias's standing rules; boosts and pins are for recommendations.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -153,8 +153,8 @@ class Lists:
                 scored = recommender.similar(item_id, k)
                 items = ScoredItem.listed(recommender.catalog, scored, "retrieval")
                 ref = model.ref(alias)
-                answer = SimilarResponse.model_construct(model=ref, item_id=item_id, items=items)
-                return as_json(answer)
+                answer = SimilarResponse.model_construct(model=ref, item_id=item_id, items=[])
+                return as_json(answer, items)
 
             try:
                 return await self._off_loop(make)
@@ -173,11 +173,11 @@ class Lists:
                 order = sorted(zip(known, scores, strict=True), key=lambda pair: -pair[1])
                 answer = RankResponse.model_construct(
                     model=model.ref(body.model),
-                    items=ScoredItem.listed(catalog, order, "model"),
+                    items=[],
                     unknown_items=[name for name in item_ids if name not in there],
                     history_items=int((catalog.known(history.items) >= 0).sum()),
                 )
-                return as_json(answer)
+                return as_json(answer, ScoredItem.listed(catalog, order, "model"))
 
             return await self._off_loop(make)
 
@@ -226,7 +226,7 @@ class Lists:
             def make() -> bytes:
                 batch = self._batch(model, query.k, item_filter, rules, options or {})
                 ranking = rank(batch, model)
-                return as_json(_response(name, query, model, batch, ranking, list(rules)))
+                return _response(name, query, model, batch, ranking, list(rules))
 
             return await self._off_loop(make)
 
@@ -288,28 +288,31 @@ def dates(epoch: Epoch) -> Dated:
 
 def _response(
     name: ListName, query: ListQuery, model: Model, batch: Batch, ranking: Ranking, rules: list[str]
-) -> ListResponse:
+) -> bytes:
     epoch = batch.epoch
     positions = batch.first_of(ranking.items, 0, query.k).tolist()
-    rows = [int(ranking.items[position]) for position in positions]
-    items = []
-    for rank, (position, row) in enumerate(zip(positions, rows, strict=True), start=1):
-        values = {
-            "item_id": epoch.catalog.item_id(row),
-            "title": epoch.catalog.title(row),
-            "rank": rank,
-            **ranking.fields(position),
-        }
-        if "metadata" in query.include:
-            values["metadata"] = metadata(epoch.catalog, row)
-        items.append(made(ListedItem, values))
+
+    def listed() -> Iterator[ListedItem]:
+        for rank, position in enumerate(positions, start=1):
+            row = int(ranking.items[position])
+            values = {
+                "item_id": epoch.catalog.item_id(row),
+                "title": epoch.catalog.title(row),
+                "rank": rank,
+                **ranking.fields(position),
+            }
+            if "metadata" in query.include:
+                values["metadata"] = metadata(epoch.catalog, row)
+            yield made(ListedItem, values)
+
     code: ListNoteCode = "nothing_eligible" if len(ranking.items) else ranking.empty
     more = {**ranking.more, **({"rules": rules} if rules else {})}
-    return ListResponse.model_construct(
+    answer = ListResponse.model_construct(
         name=name,
         model=model.ref(query.model, epoch.number),
-        items=items,
+        items=[],
         eligible_items=batch.count_eligible(0),
-        note=None if items else ListNote(code=code, detail=_NOTES[code]),
+        note=None if positions else ListNote(code=code, detail=_NOTES[code]),
         **more,
     )
+    return as_json(answer, listed())

@@ -220,6 +220,8 @@ class Entrance:
                     await send(begin)
                     begin = None
                 for start in range(0, len(body) or 1, PART):
+                    if start:  # else a client that reads fast gets all parts in one turn
+                        await asyncio.sleep(0)
                     part, end = body[start : start + PART], start + PART
                     more = end < len(body) or message.get("more_body", False)
                     await send({**message, "body": part, "more_body": more})

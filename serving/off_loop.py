@@ -14,6 +14,7 @@ from recsys.serving.limits import CALLER
 from recsys.serving.settings import ServingSettings
 
 T = TypeVar("T")
+AT_ONCE = 4  # calls whose results may be in memory before the event loop takes them
 
 
 class OffLoop:
@@ -24,7 +25,7 @@ class OffLoop:
         self._limit = settings.queue_limit
         self._patience_s = settings.deadline_ms / 1000
         self._submit = submit
-        self._under_way = 0
+        self._under_way, self._slots = 0, asyncio.Semaphore(AT_ONCE)
 
     async def __call__(
         self, function: Callable[..., T], *arguments: Any, deadline: float | None = None
@@ -45,7 +46,7 @@ class OffLoop:
             deadline = CALLER.get().deadline or now + self._patience_s
         self._under_way += 1
         try:
-            async with until(deadline):
+            async with until(deadline), self._slots:
                 return await asyncio.wrap_future(self._submit(function, *arguments))
         finally:
             self._under_way -= 1

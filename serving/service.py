@@ -305,13 +305,13 @@ class Service:
         with self.state.models.lease(alias) as model:
             asked = await self._resolve(body, alias, model)
             answered = await self._answer(asked)
-            response, text = await self._respond(asked, answered, assigned)
+            recommendation_id, text = await self._respond(asked, answered, assigned)
         self.store.served.remember(
             Served(
-                response.recommendation_id,
+                recommendation_id,
                 body.user,
                 f"{model.name}@{model.version}",
-                tuple(item.item_id for item in response.items),
+                tuple(item.item_id for item in answered.result.recommendations),
                 now_ms(),
                 None if assigned is None else assigned.exposure,
             )
@@ -382,24 +382,24 @@ class Service:
 
     async def _respond(
         self, asked: Asked, answered: Answered, assigned: Assignment | None
-    ) -> tuple[RecommendationsResponse, bytes]:
-        """The answer on the wire, also as JSON, and its metrics."""
+    ) -> tuple[str, bytes]:
+        """The answer on the wire as `response`, and its metrics."""
         request, result = asked.request, answered.result
         times = answered.times(asked.read_s, time.monotonic() - asked.start)
         make = partial(response, asked, answered, assigned, times)
         # A trace has thousands of nodes, for which the event loop should not stand still.
         most = LARGE_K // 10 if "metadata" in asked.body.include else LARGE_K
         is_large = request.trace or request.k > most or len(result.unknown_items) > SHORT
-        answer, text = await self.off_loop(make) if is_large else make()
+        answer = await self.off_loop(make) if is_large else make()
         self.metrics.answered(
             times,
             stats=None if answered.decoded is None else result.stats,
             levels=asked.model.recommender.catalog.codes.shape[1],
             model=asked.model.name,
-            certificate=answer.certificate,
-            sources=[item.source for item in answer.items],
+            certificate=result.certificate,
+            sources=[item.source for item in result.recommendations],
         )
-        return answer, text
+        return answer
 
     async def rank(self, body: RankBody) -> bytes:
         """Put given items in order: a `RankResponse` as JSON; errors are those of `recommend`."""
@@ -461,14 +461,16 @@ def _request(
 
 def response(
     asked: Asked, answered: Answered, assigned: Assignment | None, times: Mapping[str, float]
-) -> tuple[RecommendationsResponse, bytes]:
-    """The answer on the wire, and its JSON."""
+) -> tuple[str, bytes]:
+    """The id of an answer, and the answer on the wire, a `RecommendationsResponse` as JSON."""
     body, result, is_fallback = asked.body, answered.result, answered.is_fallback
     note = Note.of(asked.unusual, fallback=is_fallback, model=answered.decoded is not None)
+    items = RecommendedItem.listed(result.recommendations, result.epoch.catalog, body.include)
+    recommendation_id = uuid.uuid4().hex
     values: dict[str, Any] = {
-        "recommendation_id": uuid.uuid4().hex,
+        "recommendation_id": recommendation_id,
         "model": asked.model.ref(asked.alias, result.epoch_number),
-        "items": RecommendedItem.listed(result.recommendations, result.epoch.catalog, body.include),
+        "items": [],
         "certificate": result.certificate,
         "history_items": len(asked.request.history) - len(result.unknown_items),
         "unknown_items": result.unknown_items,
@@ -485,8 +487,7 @@ def response(
     if "timing" in body.include:
         size = 0 if answered.decoded is None else answered.decoded.batch_size
         values["timing"] = Timing.of(times, size, result.stats)
-    answer = made(RecommendationsResponse, values)
-    return answer, as_json(answer)
+    return recommendation_id, as_json(made(RecommendationsResponse, values), items)
 
 
 def _not_ready() -> ProblemError:

@@ -7,11 +7,9 @@ Models are loaded and warmed up on another thread, so that the current models ke
 """
 
 import asyncio
-import ctypes
 import gc
 import logging
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +22,7 @@ from recsys.errors import ConfigError
 from recsys.modes import Captured
 from recsys.native.decoder import set_threads
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
+from recsys.serving.memory import keep_memory, trim_memory
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.warm_up import warm_up
@@ -37,8 +36,6 @@ TRIM_S = 60.0  # between two times that memory is given back
 # A garbage collection of young objects traverses those of all requests in progress. Python begins
 # one after 700 new objects, which took 5 % of the event loop's time.
 COLLECT_AFTER = 10_000  # objects
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,7 @@ class DecodeWorker:
 
     def __init__(self, settings: ServingSettings, metrics: Metrics) -> None:
         """Make the threads; `metrics` counts the batches."""
+        keep_memory()
         self._settings, self._metrics = settings, metrics
         self._collected_after = gc.get_threshold()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
@@ -142,7 +140,6 @@ class DecodeWorker:
         import threadpoolctl
         import torch
 
-        _keep_memory()
         settings = self._settings
         try:
             torch.empty(0, device=CPU if settings.device == AUTO else settings.device)
@@ -168,28 +165,6 @@ class DecodeWorker:
             set_threads(threads)
             torch.set_num_threads(1)
         return recommender
-
-
-def _keep_memory() -> None:
-    """Have glibc keep freed memory, until `trim_memory`.
-
-    The tensors of a batch have some megabytes each. By default glibc returns them to the kernel and
-    requests them again for each operation, and the page faults then take longer than the operation.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest value that it accepts
-        library.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
-
-
-def trim_memory() -> None:
-    """Give the free memory of glibc's heaps back to the kernel, page by page.
-
-    Each burst of requests leaves free pages between live objects, and the next burst may find them
-    too scattered to use. Without this, the memory of a process grows with every burst.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _answer(recommender: Recommender, batch: Sequence[Work]) -> list[Done]:

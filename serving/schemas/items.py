@@ -1,6 +1,6 @@
 """Items on the wire: reading, changing and ranking the catalog."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
@@ -199,19 +199,17 @@ class ScoredItem(BaseModel):
     @classmethod
     def listed(
         cls, catalog: "EpochCatalog", scored: Iterable[tuple[str, float]], source: Source
-    ) -> "list[ScoredItem]":
+    ) -> "Iterator[ScoredItem]":
         """Items by their ids, with their scores, best first; removed ones have no title."""
-        rows = ((item_id, score, catalog.find(item_id)) for item_id, score in scored)
-        return [
-            cls.model_construct(
+        for rank, (item_id, score) in enumerate(scored, start=1):
+            row = catalog.find(item_id)
+            yield cls.model_construct(
                 item_id=item_id,
                 score=score,
                 title="" if row < 0 else catalog.title(row),
                 rank=rank,
                 source=source,
             )
-            for rank, (item_id, score, row) in enumerate(rows, start=1)
-        ]
 
 
 class SimilarResponse(BaseModel):

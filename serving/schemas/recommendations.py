@@ -1,6 +1,6 @@
 """Recommendations on the wire; a request has the fields of `recsys.requests`, too."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -193,9 +193,8 @@ class RecommendedItem(BaseModel):
         recommendations: Iterable[Recommendation],
         catalog: "EpochCatalog",
         include: Sequence[str],
-    ) -> "list[RecommendedItem]":
+    ) -> "Iterator[RecommendedItem]":
         """Recommendations, ranked in their order."""
-        answer = []
         for rank, item in enumerate(recommendations, start=1):
             values: dict[str, Any] = {
                 "item_id": item.item_id,
@@ -209,8 +208,7 @@ class RecommendedItem(BaseModel):
                 values["because"] = item.because
             if "metadata" in include:
                 values["metadata"] = metadata(catalog, catalog.find(item.item_id))
-            answer.append(made(cls, values))
-        return answer
+            yield made(cls, values)
 
 
 NoteCode = Literal["unknown_user", "empty_history", "unknown_history", "nothing_eligible"]

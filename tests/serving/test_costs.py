@@ -4,6 +4,7 @@ import asyncio
 import threading
 import tracemalloc
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from oracles import PATIENCE_S
@@ -19,6 +20,7 @@ from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import PART, Entrance, Guard
 from recsys.serving.stores.records import Act, Given
 
+GET = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
 EXPERIMENT = {"arms": [{"alias": "champion", "weight": 1.0}, {"alias": "none", "weight": 1.0}]}
 
 
@@ -80,16 +82,60 @@ async def test_large_answers_that_are_not_read_are_bounded_together(settings, mo
             if len(sent) > 2:  # the head and a part are on their way
                 await read.wait()
 
-        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode()}
-        await entrance(scope | {"query_string": b"", "headers": []}, None, send)
+        await entrance(GET | {"path": path, "headers": []}, None, send)
         return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
 
     slow = asyncio.create_task(ask())
-    await asyncio.sleep(0)
+    for _ in range(3):
+        await asyncio.sleep(0)
     assert (await ask())[0] == 429
     assert await ask("/small") == (200, b"")
     read.set()
     assert await slow == await ask() == (200, text)
+
+
+async def test_large_answers_are_sent_in_turns(settings):
+    async def app(scope, receive, send):
+        await Response(bytes(4 * PART))(scope, receive, send)
+
+    metrics, parts = Metrics(), []
+    entrance = Entrance(app, Guard(settings, metrics), settings, metrics)
+
+    async def ask(name):
+        async def send(message):  # to a client that reads at once
+            parts.extend(name for _ in message.get("body", b"")[:1])
+
+        await entrance(GET | {"headers": []}, None, send)
+
+    await asyncio.gather(ask("a"), ask("b"))
+    assert "".join(parts) == "abababab"
+
+
+async def test_a_large_answer_is_in_memory_twice_at_most(client, service, monkeypatch):
+    names, text = [f"new-{number}" for number in range(60)], "\U0001f600" * 900
+    for name in names:
+        item = {"semantic_id": [0, 0, 0], "attributes": {"categories": [text] * 4}}
+        assert (await client.put_item(name, item)).status_code < 300
+    submit, peaks = service.off_loop._submit, []
+
+    def traced(function, *arguments):
+        tracemalloc.start()
+        try:
+            result = function(*arguments)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        return result
+
+    monkeypatch.setattr(service.off_loop, "_submit", partial(submit, traced))
+    body = {"history": [], "k": 60, "filter": {"must": [{"key": "item_id", "any": names}]}}
+    for request in (
+        client.get("/v1/lists/latest?k=60&include=metadata"),
+        client.post("/v1/recommendations", json={**body, "include": ["metadata"]}),
+    ):
+        answer = await request
+        assert len(answer.json()["items"]) == 60
+        assert peaks[-1] < 2.5 * len(answer.content)  # the JSON of each item, and the whole
 
 
 async def test_changes_that_wait_are_bounded(client, service, monkeypatch, until):
@@ -123,10 +169,9 @@ async def test_an_answer_that_is_not_read_by_its_deadline_is_cut_off(settings):
         if len(sent) > 1:  # the head is on its way, a part is not read
             await asyncio.Event().wait()
 
-    scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
     with pytest.raises(DeadlineExceededError):  # the server then closes the connection
         async with asyncio.timeout(PATIENCE_S):
-            await entrance(scope | {"headers": []}, None, send)
+            await entrance(GET | {"headers": []}, None, send)
     assert len(sent) == 2
     assert entrance._answers.taken == 0
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError
 from recsys.serving.limits import CALLER, Caller
-from recsys.serving.off_loop import OffLoop
+from recsys.serving.off_loop import AT_ONCE, OffLoop
 
 
 @pytest.fixture
@@ -39,6 +39,24 @@ async def test_a_call_that_waits_too_long_is_not_made(settings, helper):
     await running
     await off_loop(int)  # behind it on the same thread
     assert made == []
+
+
+async def test_few_results_wait_for_the_event_loop(settings):
+    submitted = []
+
+    def submit(function):
+        submitted.append(Future())
+        return submitted[-1]
+
+    off_loop = OffLoop(settings, submit)
+    calls = [asyncio.create_task(off_loop(int)) for _ in range(2 * AT_ONCE)]
+    for first in (0, AT_ONCE):
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert len(submitted) == first + AT_ONCE
+        for number, future in enumerate(submitted[first:], first):
+            future.set_result(number)
+    assert await asyncio.gather(*calls) == [*range(2 * AT_ONCE)]
 
 
 async def test_the_deadline_is_that_of_the_request(settings, helper):

@@ -16,7 +16,7 @@ from recsys.live import Epoch
 from recsys.recommender import Recommender
 from recsys.requests import RecommendResult
 from recsys.serving.catalog_changes import _apply
-from recsys.serving.schemas.common import MAX_HISTORY
+from recsys.serving.schemas.common import MAX_HISTORY, ModelRef
 from recsys.serving.schemas.recommendations import RecommendationsRequest
 from recsys.serving.service import Answered, Asked, response
 from recsys.serving.stores.records import TypedHistory
@@ -120,16 +120,13 @@ class Oracle:
             latest = TypedHistory(history, types).latest(MAX_HISTORY)
             requests.append(wire.request(latest, state.recommender))
         results: list[RecommendResult] = state.recommender.recommend_batch(requests)
-        model: Any = SimpleNamespace(ref=lambda alias, number: None)
-        return [
-            json.loads(
-                response(
-                    Asked(wire, wire.model, model, request, (), None, 0.0, 0.0, 0.0),
-                    Answered(result),
-                ).model_dump_json(exclude_unset=True, include=set(COMPARED))
-            )
-            for (wire, _), request, result in zip(wires, requests, results, strict=True)
-        ]
+        model: Any = SimpleNamespace(ref=lambda alias, number: ModelRef.model_construct())
+        answers = []
+        for (wire, _), request, result in zip(wires, requests, results, strict=True):
+            asked = Asked(wire, wire.model, model, request, (), None, 0.0, 0.0, 0.0)
+            answer = json.loads(response(asked, Answered(result), None, {})[1])
+            answers.append({name: answer[name] for name in COMPARED})
+        return answers
 
     def _put(self, bundle: str, done: float) -> None:
         recommender = Alone.load(self.bundles / bundle)
