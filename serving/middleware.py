@@ -100,7 +100,8 @@ class Guard:
             return  # orchestrators ask often, and without a key
         if len(headers.getlist("authorization")) > 1:
             raise _unauthenticated("There is more than one header Authorization.")
-        shown = _bearer(headers)
+        kind, _, secret = headers.get("authorization", "").partition(" ")
+        shown = secret.strip() if kind.lower() == "bearer" else None
         key = None if self.keys is None or shown is None else self.keys.find(shown)
         if key is not None:
             scope["state"]["key"] = key.name
@@ -371,11 +372,6 @@ def _check_encoding(scope: AsgiScope) -> None:
                 f"The {part} has %{bytes_in_hex}, which is not UTF-8; write ü as %C3%BC, for "
                 "example.",
             ) from None
-
-
-def _bearer(headers: Headers) -> str | None:
-    kind, _, secret = headers.get("authorization", "").partition(" ")
-    return secret.strip() if kind.lower() == "bearer" else None
 
 
 def _address(scope: AsgiScope) -> str:

@@ -21,7 +21,7 @@ from recsys.serving.settings import ServingSettings
 from recsys.serving.sockets import Listener, bind
 
 IDLE_S = 5  # whole seconds between two requests of a connection; the proxy keeps less
-MAX_HEAD = 32 * 1024  # bytes; the limits of `Guard` are lower
+MAX_HEAD, MAX_LINES = 32 * 1024, 256  # bytes and lines; the limits of `Guard` are lower
 # Bytes that a turn of the event loop reads: heads and chunks (which may be a byte each) of all
 # connections together, or LEAST_READ of each if they are many; and of a body of known length.
 MAX_READ, LEAST_READ, MAX_BODY_READ = 16 * 1024, 512, 64 * 1024
@@ -115,7 +115,13 @@ class Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle what was read; each request that is received lets one more piece be read."""
         super().data_received(data)
-        if self.cycle and len(self.conn.trailing_data[0]) > MAX_WAITING:
+        waiting, state = self.conn.trailing_data[0], self.conn.their_state
+        has_lines = waiting.count(b"\n") > MAX_LINES  # h11 parses all of them in one turn
+        if has_lines and state is h11.IDLE:
+            self.send_400_response("The head has too many lines.")
+        elif has_lines and state is h11.SEND_BODY:  # behind the last chunk
+            self.transport.abort()
+        elif self.cycle and len(waiting) > MAX_WAITING:
             self.cycle.keep_alive = False  # it is closed behind the answer
         self._limit_reads()
 

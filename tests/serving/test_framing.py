@@ -143,6 +143,17 @@ def test_endless_headers_end_the_connection(settings):
         assert asked == []
 
 
+@pytest.mark.parametrize("before", [b"", CHUNKED + b"\r\n0\r\n"])
+def test_very_many_lines_end_the_connection(settings, before):
+    with listening(settings, "ours") as (address, asked):
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + before
+        assert b" 200 " in talk(address, head + b"a:\r\n" * 60 + b"\r\n")
+        received = talk(address, head + b"a:\r\n" * 7_000 + b"\r\n")
+        assert received.startswith(b"" if before else b"HTTP/1.1 400 ")
+        assert b" 200 " not in received
+        assert asked == ["/"]
+
+
 def test_idle_connections_are_closed(settings, monkeypatch):
     monkeypatch.setattr(server, "IDLE_S", 0.05)
     with listening(settings, "ours") as (address, _):

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -311,6 +312,17 @@ async def endless_headers(to: Target) -> None:
         await writer.drain()
 
 
+async def many_lines(to: Target) -> None:
+    """Heads of very many lines, all of which end at one time."""
+    reader, writer = await to.connect()
+    writer.write(to.head("GET", "/").removesuffix(b"\r\n") + b"a:\r\n" * 7_900)
+    await writer.drain()
+    await asyncio.sleep(-time.time() % 1)
+    writer.write(b"\r\n")
+    await reader.read()
+    writer.close()
+
+
 async def slow_bodies(to: Target) -> None:
     """A body at some bytes a second, after most of it."""
     reader, writer = await to.connect()
@@ -381,8 +393,8 @@ for count_, attack_ in (
     (1, large_lists), (40, slow_lists), (100, waiting_rules), (2, long_ids),
     (3, replaced_rules), (4, new_filters),
     (4, unknown_items), (2, long_texts), (40, histories), (4, wrong_keys),
-    (8, endless_headers), (1, idle_connections), (100, slow_bodies), (4, tiny_pieces),
-    (4, pipelines), (4, connections_without_end), (4, garbage),
+    (8, endless_headers), (60, many_lines), (1, idle_connections), (100, slow_bodies),
+    (4, tiny_pieces), (4, pipelines), (4, connections_without_end), (4, garbage),
 ):  # fmt: skip
     ATTACKS[attack_.__name__.replace("_", " ")] = count_, partial(again, attack_)
 
