@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from oracles import PATIENCE_S
 
 from recsys.errors import ArtifactError
 from recsys.recommender import RecommendRequest
@@ -509,29 +508,6 @@ async def test_a_full_queue_is_429_and_a_late_answer_504(settings, recommender, 
         assert ids(await client.post(URL, json={"history": ["item-0"]})) == recommender.expected(
             ["item-0"]
         )
-
-
-async def test_reads_have_a_deadline_and_a_bound_too(settings, recommender, running, monkeypatch):
-    url = "/v1/items/item-1/similar"
-    tight = settings.model_copy(update={"queue_limit": 3, "deadline_ms": 1000.0})
-    async with running(tight, recommender=recommender) as (client, service):
-        free = threading.Event()
-
-        def slow(*arguments):
-            free.wait(PATIENCE_S)
-            return []
-
-        with monkeypatch.context() as patched:
-            patched.setattr(recommender, "similar", slow)
-            asked = [client.get(url) for _ in range(8)]
-            answers = await asyncio.gather(*asked)
-            free.set()
-        codes = sorted(answer.json()["code"] for answer in answers)
-        assert codes == ["deadline_exceeded"] * 3 + ["queue_full"] * 5
-        for answer in answers:
-            is_problem(answer, answer.json()["code"])
-        assert service.off_loop._under_way == 0
-        assert (await client.get(url)).status_code == 200
 
 
 async def test_stopping_answers_the_requests_under_way(client, service, recommender, until):

@@ -21,6 +21,18 @@ from recsys.serving.middleware import PART, Entrance, Guard
 from recsys.serving.stores.records import Act, Given
 
 GET = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
+
+
+def entrance_to(text, settings):
+    """The entrance of an application that answers with this text."""
+
+    async def app(scope, receive, send):
+        await Response(text if scope["path"] == "/" else b"")(scope, receive, send)
+
+    metrics = Metrics()
+    return Entrance(app, Guard(settings, metrics), settings, metrics)
+
+
 EXPERIMENT = {"arms": [{"alias": "champion", "weight": 1.0}, {"alias": "none", "weight": 1.0}]}
 
 
@@ -68,11 +80,7 @@ async def test_large_answers_that_are_not_read_are_bounded_together(settings, mo
     monkeypatch.setattr(middleware, "ANSWERS", 2 * PART)  # less than the answer that is alone
     text, read = bytes(range(256)) * (PART // 64), asyncio.Event()  # four parts
 
-    async def app(scope, receive, send):
-        await Response(text if scope["path"] == "/" else b"")(scope, receive, send)
-
-    metrics = Metrics()
-    entrance = Entrance(app, Guard(settings, metrics), settings, metrics)
+    entrance = entrance_to(text, settings)
 
     async def ask(path="/"):
         sent = []
@@ -95,11 +103,7 @@ async def test_large_answers_that_are_not_read_are_bounded_together(settings, mo
 
 
 async def test_large_answers_are_sent_in_turns(settings):
-    async def app(scope, receive, send):
-        await Response(bytes(4 * PART))(scope, receive, send)
-
-    metrics, parts = Metrics(), []
-    entrance = Entrance(app, Guard(settings, metrics), settings, metrics)
+    entrance, parts = entrance_to(bytes(4 * PART), settings), []
 
     async def ask(name):
         async def send(message):  # to a client that reads at once
@@ -120,11 +124,9 @@ async def test_a_large_answer_is_in_memory_twice_at_most(client, service, monkey
 
     def traced(function, *arguments):
         tracemalloc.start()
-        try:
-            result = function(*arguments)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
+        result = function(*arguments)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
         return result
 
     monkeypatch.setattr(service.off_loop, "_submit", partial(submit, traced))
@@ -157,12 +159,8 @@ async def test_changes_that_wait_are_bounded(client, service, monkeypatch, until
 
 
 async def test_an_answer_that_is_not_read_by_its_deadline_is_cut_off(settings):
-    async def app(scope, receive, send):
-        await Response(bytes(2 * PART))(scope, receive, send)
-
-    hasty, metrics = settings.model_copy(update={"deadline_ms": 0.0}), Metrics()
-    entrance = Entrance(app, Guard(hasty, metrics), hasty, metrics)
-    sent = []
+    hasty = settings.model_copy(update={"deadline_ms": 0.0})
+    entrance, sent = entrance_to(bytes(2 * PART), hasty), []
 
     async def send(message):
         sent.append(message)

@@ -47,7 +47,7 @@ async def test_a_body_that_does_not_end_is_not_awaited_for_ever(hurried):
     [
         "GET /v1/lists/trending", "GET /v1/lists/latest", "GET /v1/lists/together?item=item-1",
         "GET /v1/users/u/history", "DELETE /v1/users/u", "GET /v1/today", "GET /v1/rules",
-        "GET /v1/items",
+        "GET /v1/items", "GET /v1/items/item-1/similar",
     ],
 )  # fmt: skip
 async def test_what_hangs_is_not_awaited_for_ever(hurried, monkeypatch, asked):

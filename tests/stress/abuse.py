@@ -186,14 +186,8 @@ async def compare(
                 "alive": process.poll() is None,
                 "done": count.value - done,
             }
-            print(
-                f"{name:24} live {rows[name]['live_ms']:6} ms   victim p99 "
-                f"{under.p99_ms:7.1f} ms, quiet {near.p99_ms:6.1f}, ratio "
-                f"{rows[name]['ratio']:5.2f}   failed {under.failed}/{len(under.victim)}   "
-                f"memory {rows[name]['rss_growth_mb']:+5} MB   alive {rows[name]['alive']}   "
-                f"done {count.value - done}",
-                flush=True,
-            )
+            row = "   ".join(f"{key} {value}" for key, value in rows[name].items())
+            print(f"{name:24} {row}", flush=True)
         after = (await measure(server, to, REST_S)).rss_last - before
         print(f"memory after {REST_S:.0f} s: {round(after / 2**20):+} MB", flush=True)
         quiet = Notes(

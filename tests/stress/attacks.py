@@ -303,15 +303,6 @@ async def wrong_keys(to: Target) -> None:
 # These write bytes to new connections without an end
 
 
-async def endless_headers(to: Target) -> None:
-    """Header lines without an end."""
-    _, writer = await to.connect()
-    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
-    while True:
-        writer.write(b"x-name: value\r\n" * 1000)
-        await writer.drain()
-
-
 async def many_lines(to: Target) -> None:
     """Heads of very many lines, all of which end at one time."""
     reader, writer = await to.connect()
@@ -393,7 +384,7 @@ for count_, attack_ in (
     (1, large_lists), (40, slow_lists), (100, waiting_rules), (2, long_ids),
     (3, replaced_rules), (4, new_filters),
     (4, unknown_items), (2, long_texts), (40, histories), (4, wrong_keys),
-    (8, endless_headers), (60, many_lines), (1, idle_connections), (100, slow_bodies),
+    (60, many_lines), (1, idle_connections), (100, slow_bodies),
     (4, tiny_pieces), (4, pipelines), (4, connections_without_end), (4, garbage),
 ):  # fmt: skip
     ATTACKS[attack_.__name__.replace("_", " ")] = count_, partial(again, attack_)

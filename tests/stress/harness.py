@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recsys.bundle import EVAL
 from recsys.models.checkpoint import build
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Event, Served, now_ms
@@ -29,10 +27,6 @@ ITEMS, CODES = 2_000, 16
 def write_bundle(path: Path, seed: int = 0) -> None:
     """Write a bundle of `ITEMS` items whose model has random weights."""
 
-    def with_figures(folder: Path) -> None:
-        (folder / EVAL).mkdir()
-        (folder / EVAL / "validation.json").write_text(json.dumps({"x": [0.5] * 200_000}))
-
     torch.manual_seed(seed)
     levels = (CODES,) * 3
     flat = np.random.default_rng(0).choice(CODES**3, ITEMS, replace=False)
@@ -48,7 +42,6 @@ def write_bundle(path: Path, seed: int = 0) -> None:
         levels,
         target=build("tiny", Vocabulary.from_levels(levels)),
         prompts='{"max_items": 20, "block": 5}',
-        extra=with_figures,
     )
 
 
