@@ -30,7 +30,7 @@ from scipy import sparse
 from servers import Server
 
 from recsys.artifacts import Manifest, write_artifact
-from recsys.bundle import EVAL, Bundle
+from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.decoding.output import Trace, TraceNode
@@ -264,9 +264,7 @@ def fake():
     return FakeRecommender
 
 
-def write_bundle(
-    path, items, *, seed=0, codes=16, draft=False, retrieval=None, evaluation=None, **columns
-):
+def write_bundle(path, items, *, seed=0, codes=16, draft=False, retrieval=None, **columns):
     """A bundle of a random model; its catalog is the same whatever the seed."""
     import torch
     import toy_bundle
@@ -287,14 +285,9 @@ def write_bundle(
             weight.data.mul_(3)  # peaked enough that scores rarely tie
         small = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
 
-    def validated(folder):
-        if evaluation is not None:
-            (folder / EVAL).mkdir()
-            (folder / EVAL / "validation.json").write_text(json.dumps(evaluation))
-
     return toy_bundle.write_bundle(
         path, table, semantic_ids, [codes] * 3, target=model, draft=small if draft else None,
-        retrieval=retrieval, prompts=json.dumps({"max_items": 8, "block": 4}), extra=validated,
+        retrieval=retrieval, prompts=json.dumps({"max_items": 8, "block": 4}),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import PART, Entrance, Guard
 from recsys.serving.stores.records import Act, Given
 
+EXPERIMENT = {"arms": [{"alias": "champion", "weight": 1.0}, {"alias": "none", "weight": 1.0}]}
 GET = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
 
 
@@ -31,9 +32,6 @@ def entrance_to(text, settings):
 
     metrics = Metrics()
     return Entrance(app, Guard(settings, metrics), settings, metrics)
-
-
-EXPERIMENT = {"arms": [{"alias": "champion", "weight": 1.0}, {"alias": "none", "weight": 1.0}]}
 
 
 async def test_requests_of_much_work_do_not_delay_others(client, recommender, monkeypatch):
@@ -79,7 +77,6 @@ async def test_large_answers_of_batches_are_bounded_together(client, service):
 async def test_large_answers_that_are_not_read_are_bounded_together(settings, monkeypatch):
     monkeypatch.setattr(middleware, "ANSWERS", 2 * PART)  # less than the answer that is alone
     text, read = bytes(range(256)) * (PART // 64), asyncio.Event()  # four parts
-
     entrance = entrance_to(text, settings)
 
     async def ask(path="/"):

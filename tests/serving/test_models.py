@@ -19,7 +19,7 @@ ASK = {"history": ["B0001", "B0002"], "k": 3}
 
 @pytest.fixture(scope="session")
 def make_bundle(random_bundle):
-    return lambda path, seed: random_bundle(path, 60, seed=seed, evaluation={"seed": seed})
+    return lambda path, seed: random_bundle(path, 60, seed=seed)
 
 
 @pytest.fixture(scope="module")

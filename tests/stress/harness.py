@@ -26,7 +26,6 @@ ITEMS, CODES = 2_000, 16
 
 def write_bundle(path: Path, seed: int = 0) -> None:
     """Write a bundle of `ITEMS` items whose model has random weights."""
-
     torch.manual_seed(seed)
     levels = (CODES,) * 3
     flat = np.random.default_rng(0).choice(CODES**3, ITEMS, replace=False)
