@@ -16,19 +16,3 @@ from recsys.retrieval.retrieval import Retrieval as Retrieval
 from recsys.retrieval.retrieval import digest as digest
 from recsys.retrieval.sasrec import SasRec as SasRec
 from recsys.retrieval.vectors import VectorIndex as VectorIndex
-
-__all__ = [
-    "Candidates",
-    "ItemItem",
-    "LaterItems",
-    "PairRules",
-    "Pool",
-    "Proposals",
-    "Reranker",
-    "Retrieval",
-    "SasRec",
-    "VectorIndex",
-    "decayed_counts",
-    "digest",
-    "search_rules",
-]
