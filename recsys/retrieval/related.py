@@ -10,6 +10,7 @@ from scipy import sparse
 
 from recsys.retrieval.item_item import best_of
 from recsys.retrieval.retrieval import Retrieval
+from recsys.retrieval.vectors import nearest, product
 
 
 class Companions(NamedTuple):
@@ -50,12 +51,13 @@ def similar(
     np.maximum.at(most, line, rows.data)
     value = rows.data / most[line]
     if retrieval.vectors is not None:
-        spare = 0 if allowed is None else int(np.count_nonzero(~allowed))
-        near, cosine = retrieval.vectors.near(items, min(len(retrieval), k + 1 + spare))
+        vectors = retrieval.vectors.vectors
+        cosines = product(vectors[items], vectors)
+        near = nearest(cosines, k + 1, np.logical_not(True if allowed is None else allowed))
         near_line, column = np.nonzero(near >= 0)
-        line = np.append(line, near_line)
-        other = np.append(other, near[near_line, column])
-        value = np.append(value, cosine[near_line, column])
+        near_item = near[near_line, column]
+        line, other = np.append(line, near_line), np.append(other, near_item)
+        value = np.append(value, cosines[near_line, near_item])
     keep = other != np.asarray(items)[line]
     if allowed is not None:
         keep &= allowed[other]

@@ -1,9 +1,8 @@
-"""VectorIndex: nearest items by the cosine of their vectors, by exact search with faiss."""
+"""VectorIndex: nearest items by the cosine of their vectors, by exact search."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,32 +30,6 @@ class VectorIndex:
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit = np.divide(vectors, length, out=np.zeros(vectors.shape, np.float32), where=length > 0)
         return cls(np.ascontiguousarray(unit, np.float32))
-
-    @cached_property
-    def _index(self) -> Any:
-        import faiss
-
-        index = faiss.IndexFlatIP(self.vectors.shape[1])
-        index.add(self.vectors)
-        return index
-
-    def near(
-        self, items: NDArray[np.integer], k: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The k nearest items of each of `items`, which include itself unless its vector is 0.
-
-        Returns:
-            (m, k) items with positive cosine, padded with -1, and their (m, k) cosines.
-        """
-        width = min(k, len(self.vectors))
-        nearest_items = np.full((len(items), k), -1, np.int64)
-        cosines = np.zeros((len(items), k), np.float32)
-        if width and len(items):
-            cosines[:, :width], nearest_items[:, :width] = self._index.search(
-                self.vectors[items], width
-            )
-        nearest_items[cosines <= 0] = -1
-        return nearest_items, cosines
 
 
 def product(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
