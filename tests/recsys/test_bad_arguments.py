@@ -87,6 +87,9 @@ def test_errors_of_a_search_name_the_argument(options, message):
         plain(**options)
 
 
+COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -125,41 +128,12 @@ def test_errors_of_a_search_name_the_argument(options, message):
             "guarantee: Input should be 'beam' or 'global', found 'best'",
         ),
         (lambda: RecommendRequest([], seed=1, guarantee="global"), "a seed asks for a sample"),
+        (lambda: RecommendRequest([], seed=1, blend=True), "blend: a seed draws from the model"),
         (
             lambda: RecommendRequest([], seed=1.5),
             "seed: Input should be a valid integer.*found 1.5",
         ),
         (lambda: RecommendRequest([], temperature=1e-300), "temperature: .* to 0.01, found"),
-    ],
-)
-def test_errors_of_other_calls_name_the_argument(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-@pytest.mark.parametrize("search", [plain, strict])
-def test_numpy_integers_and_empty_lists_are_accepted(search):
-    found = search(num_beams=np.int64(2), exclude=[[]], prompts=[np.array([1, 2], np.uint8)])
-    assert torch.equal(found.rows, plain().rows)
-
-
-def test_a_relaxed_search_takes_empty_batches_and_more_beams_than_rows():
-    def relaxed(prompts, beams):
-        request = SearchRequest(prompts, seeds=[1] * len(prompts))
-        return speculative_beam_search(MODEL, MODEL, request, TRIE, beams, "relaxed").rows
-
-    assert relaxed([], 5).shape == (0, 5)
-    (rows,) = relaxed([[1, 2]], 100_000).tolist()
-    assert sorted(rows[:4]) == [0, 1, 2, 3]
-    assert set(rows[4:]) == {-1}
-
-
-COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
         (lambda: RowMask.of(COLLIDING, np.array([0, 0, 1, 1])), r"a mask is \(4,\) bool"),
         (lambda: RowMask.of(COLLIDING, np.array([True])), r"a mask is \(4,\) bool"),
         (lambda: RowMask.of(COLLIDING, "x"), r"a mask is \(4,\) bool"),
@@ -195,9 +169,26 @@ COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
         ),
     ],
 )
-def test_arguments_that_would_lose_exclusions_are_refused(call, message):
+def test_errors_of_other_calls_name_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("search", [plain, strict])
+def test_numpy_integers_and_empty_lists_are_accepted(search):
+    found = search(num_beams=np.int64(2), exclude=[[]], prompts=[np.array([1, 2], np.uint8)])
+    assert torch.equal(found.rows, plain().rows)
+
+
+def test_a_relaxed_search_takes_empty_batches_and_more_beams_than_rows():
+    def relaxed(prompts, beams):
+        request = SearchRequest(prompts, seeds=[1] * len(prompts))
+        return speculative_beam_search(MODEL, MODEL, request, TRIE, beams, "relaxed").rows
+
+    assert relaxed([], 5).shape == (0, 5)
+    (rows,) = relaxed([[1, 2]], 100_000).tolist()
+    assert sorted(rows[:4]) == [0, 1, 2, 3]
+    assert set(rows[4:]) == {-1}
 
 
 def test_whole_numbers_of_a_filter_are_compared_exactly():

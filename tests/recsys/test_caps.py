@@ -2,13 +2,11 @@
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.caps import Caps
-from recsys.errors import FilterError
 
 MOST = 8
 VALUES = {
@@ -56,9 +54,3 @@ def test_admission_is_that_of_counting(rows, most, random):
         assert caps.admit(place) == expected
         if expected:
             held.append(row)
-
-
-def test_an_unknown_attribute_is_named():
-    attributes = Attributes(pa.table({"brand": ["A"]}), np.zeros(1, np.int32))
-    with pytest.raises(FilterError, match=r"max_per.brnd: no attribute 'brnd'; items have brand"):
-        Caps(attributes, {"brnd": 1})

@@ -89,16 +89,6 @@ def test_unknown_keys_are_refused_in_every_source(tmp_path, monkeypatch):
         ("serve.dtype=int8", r"serve\.dtype: .*'float32'"),
         ("serve=3", r"serve: expected a mapping, found 3"),
         ("serve.bundle=[1]", r"serve\.bundle: "),
-    ],
-)
-def test_a_bad_value_is_named(override, text):
-    with pytest.raises(ConfigError, match=text):
-        ServingSettings.load(None, [override])
-
-
-@pytest.mark.parametrize(
-    ("override", "text"),
-    [
         (
             "serve.text_formats={a: {schema: {}}}",
             r"serve\.text_formats\.a: give exactly one of json_s",
@@ -117,7 +107,7 @@ def test_a_bad_value_is_named(override, text):
         ("serve.text_formats={a: {regex: a}}", "text_formats needs a text model .* explainer"),
     ],
 )
-def test_a_bad_format_of_texts_is_named(override, text):
+def test_a_bad_value_is_named(override, text):
     with pytest.raises(ConfigError, match=text):
         ServingSettings.load(None, [override])
 
