@@ -108,7 +108,7 @@ def fill_lists(batch: Batch, width: int, search: Callable[[Batch, int], Lists]) 
         scores,
         source,
         None if first is None else first.beams,
-        blended=first is not None and first.blended,
+        proven=None if first is None else first.proven,
         certificates=["global-exact" if own.proven else "approximate" for own in capped],
         stats=[own.stats for own in capped if own.stats is not None],
     )

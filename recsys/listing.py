@@ -27,6 +27,7 @@ from recsys.retrieval import Candidates, Pool, Proposals, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.pool import OF_MODEL, OF_POPULAR, OF_RETRIEVAL, PINNED
+from recsys.retrieval.rows import blocked_items
 
 
 @dataclass(frozen=True)
@@ -158,26 +159,23 @@ class Batch:
 
     def candidates(self, retrieval: Retrieval, k: int) -> Candidates:
         """The k best items by retrieval for each request, of those that it may get."""
-        return retrieval.candidates(self.histories, k, **self._limits(len(retrieval)))
+        return retrieval.candidates(self.evidence(retrieval), k, self._blocked(len(retrieval)))
 
     def proposals(self, retrieval: Retrieval, k: int) -> Proposals:
         """What the sources of retrieval propose to each request (`Retrieval.propose`)."""
         known = self.evidence(retrieval)
-        limits = self._limits(len(retrieval) + (0 if known.later is None else len(known.later)))
-        return retrieval.propose(self.histories, k, **limits, later=known.later, grown=known.grown)
+        size = len(retrieval) + (0 if known.later is None else len(known.later))
+        return retrieval.propose(known, k, self._blocked(size))
 
     def evidence(self, retrieval: Retrieval) -> Evidence:
         """What retrieval knows of the histories."""
         grown = len(self.epoch.catalog) > len(retrieval)
         return Evidence(retrieval, self.histories, self.epoch.catalog.later, grown)
 
-    def _limits(self, size: int) -> dict[str, Any]:
-        """What each request may get of the first `size` items, which retrieval knows."""
-        return {
-            "exclude_seen": False,
-            "excluded": self.excluded,
-            "allowed": [self._allowed(mask, size) for mask in self.masks],
-        }
+    def _blocked(self, size: int) -> NDArray[np.bool_]:
+        """(n, size) what each request may not get of the first `size` items."""
+        allowed = [self._allowed(mask, size) for mask in self.masks]
+        return blocked_items(size, self.excluded, allowed)
 
     def _allowed(self, mask: RowMask | None, size: int) -> NDArray[np.bool_] | None:
         """(size,) bool, which of the catalog's first items a request may get; None for all."""
@@ -240,7 +238,8 @@ class Lists:
         scores: (n, k) float32, -inf there.
         source: (n, k) int8, what proposed each (`recsys.retrieval.pool`).
         beams: the search, or the first of several; None without a model.
-        blended: whether retrieval took part.
+        proven: (n,) bool, of blended lists: whether no other item scores more than the last one of
+            the list; None if retrieval took no part.
         certificates: how good each list is; of `rank`, its places that are not pinned.
         stats: counters of each request.
     """
@@ -249,7 +248,7 @@ class Lists:
     scores: NDArray[np.float32]
     source: NDArray[np.int8]
     beams: Beams | None = None
-    blended: bool = False
+    proven: NDArray[np.bool_] | None = None
     certificates: Sequence[Certificate] = ()
     stats: Sequence[DecodeStats] = ()
 
@@ -288,7 +287,9 @@ def rank(
         items, scores = best_items(batch, beams, width, boosted=False)
         pool = Pool.of(items, scores, proposals, beams.candidate_scores.cpu().numpy())
         pool = replace(pool, gains=batch.gains(pool.items))
-        lists = Lists(*pool.rank(reranker, k), beams, blended=True)
+        # a search that finds less than it could has scored all that the request may get
+        proven = items[:, -1] < 0
+        lists = Lists(*pool.rank(reranker, k), beams, proven)
     certificates = [certificate(batch, lists, i, count) for i, count in enumerate(batch.places)]
     return replace(lists, certificates=certificates, stats=beams.stats)
 
@@ -309,8 +310,8 @@ def certificate(batch: Batch, lists: Lists, i: int, count: int) -> Certificate:
     item of a leaf that was not.
     """
     beams, trie = lists.beams, batch.epoch.trie
-    if beams is None or lists.blended:
-        return "approximate"
+    if beams is None or lists.proven is not None:
+        return "global-exact" if lists.proven is not None and lists.proven[i] else "approximate"
     boost, row = (batch.boosts[i] if batch.boosts else None), int(beams.rows[i, -1])
     if boost is not None and row >= 0 and trie.num_rows != trie.num_items:
         most = boost.most[trie.depth_start[trie.num_levels] + row]
@@ -348,7 +349,7 @@ def describe(
             stats=stats,
             certificate=lists.certificates[i],
             trace=trace,
-            blended=lists.blended,
+            blended=lists.proven is not None,
         )
         results.append(result)
     return results

@@ -28,6 +28,7 @@ from recsys.decoding.engine import Engine
 from recsys.decoding.score import score_rows
 from recsys.devices import AUTO, or_on_cpu
 from recsys.errors import RequestError
+from recsys.global_lists import complete_lists
 from recsys.interactions import Histories
 from recsys.listing import (
     Batch,
@@ -43,29 +44,17 @@ from recsys.live import Epoch, Epochs, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.loading import Models
 from recsys.modes import Captured, Mode, check_capture, check_mode
-from recsys.requests import (
-    MIN_BEAMS,
-    Kind,
-    Recommendation,
-    RecommendRequest,
-    RecommendResult,
-    Source,
-)
+from recsys.requests import MIN_BEAMS as MIN_BEAMS
+from recsys.requests import Kind as Kind
+from recsys.requests import Recommendation as Recommendation
+from recsys.requests import RecommendRequest as RecommendRequest
+from recsys.requests import RecommendResult as RecommendResult
+from recsys.requests import Source as Source
 from recsys.retrieval import Proposals, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.pool import score_items
 from recsys.retrieval.related import related_items
 from recsys.rules import Rule, apply_rules
-
-__all__ = [
-    "MIN_BEAMS",
-    "Kind",
-    "RecommendRequest",
-    "RecommendResult",
-    "Recommendation",
-    "Recommender",
-    "Source",
-]
 
 LOAD_MODES = tuple(mode for mode in Mode if mode is not Mode.RELAXED)
 DTYPES = ("float32", "bfloat16", "float64")
@@ -266,10 +255,13 @@ class Recommender:
             batch.search_request(proposals, nodes),
             beams,
             mode=self._mode(kind.mode),
-            until_global=kind.guarantee == "global",
+            until_global=kind.guarantee == "global" and proposals is None,
             traced=kind.trace,
         )
-        return rank(batch, decoded.beams, k, proposals, reranker)
+        lists = rank(batch, decoded.beams, k, proposals, reranker)
+        if kind.guarantee == "global" and proposals is not None:
+            lists = complete_lists(self.engine, batch, lists, proposals.evidence.retrieval)
+        return lists
 
     def eligible(self, request: RecommendRequest) -> int | None:
         """How many items the request's filter allows; None without a filter.
@@ -312,8 +304,6 @@ class Recommender:
         self.engine.trie.release()
         self.epoch.trie.release()
 
-    # Exact scores, similar items and fallbacks.
-
     def score(
         self, histories: Sequence[Sequence[str]], items: Sequence[Sequence[str]]
     ) -> list[list[float]]:
@@ -324,7 +314,8 @@ class Recommender:
         """
         epoch = self.begin()
         own = Histories.of([h[h >= 0] for h in map(epoch.catalog.known, histories)])
-        return _log_probs(self.engine, epoch, own, _numbers(epoch, items))
+        numbers = _numbers(epoch, items)
+        return _cut(_log_probs(self.engine, epoch, own, numbers), numbers)
 
     def rank(
         self, requests: Sequence[RecommendRequest], items: Sequence[Sequence[str]]
@@ -337,11 +328,10 @@ class Recommender:
         epoch = self.begin()
         batch = Batch.of(epoch, requests, self.types, self.exclude_seen)
         numbers = _numbers(epoch, items)
-        log_probs = _log_probs(self.engine, epoch, batch.histories, numbers)
-        retrieval, reranker = self.retrieval, self.reranker
-        if retrieval is None or reranker is None or not self.blends(RecommendRequest([])):
-            return log_probs
-        return score_items(batch.evidence(retrieval), reranker, numbers, log_probs)
+        scores = _log_probs(self.engine, epoch, batch.histories, numbers)
+        if self.retrieval is not None and self.blends(RecommendRequest([])):
+            scores = score_items(batch.evidence(self.retrieval), numbers, scores)
+        return _cut(scores, numbers)
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
         """The k items most similar to one item, with scores, best first.
@@ -382,7 +372,7 @@ class Recommender:
         """Whether the answer to a request is blended."""
         chosen = self.reranker
         if request.blend is None:
-            return request.searches_plainly and chosen is not None and bool(chosen.weights)
+            return request.seed is None and chosen is not None and bool(chosen.weights)
         if request.blend and chosen is None:
             raise RequestError(
                 f"blend: bundle {self.bundle.path.name!r} was made without one; run the stage "
@@ -433,12 +423,16 @@ def _retrieval_of(recommender: Recommender) -> Retrieval:
 
 def _log_probs(
     engine: Engine, epoch: Epoch, histories: Histories, items: Sequence[NDArray[np.int32]]
-) -> list[list[float]]:
-    """The model's log-probabilities of n arrays of dense items, one after each history."""
+) -> NDArray[np.float32]:
+    """(n, w) the model's log-probabilities of n arrays of dense items, -inf behind their ends."""
     prompts = epoch.encoder.encode_all(histories)
     rows = [epoch.trie.item_row[numbers] for numbers in items]
     scores = score_rows(engine.target, prompts, engine.trie, rows, prompt_slots=engine.prompt_slots)
-    return [line[: len(own)] for line, own in zip(scores.tolist(), items, strict=True)]
+    return scores.cpu().numpy()
+
+
+def _cut(values: NDArray[np.float32], items: Sequence[NDArray[np.int32]]) -> list[list[float]]:
+    return [line[: len(own)] for line, own in zip(values.tolist(), items, strict=True)]
 
 
 def _numbers(epoch: Epoch, items: Sequence[Sequence[str]]) -> list[NDArray[np.int32]]:

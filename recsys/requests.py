@@ -71,8 +71,9 @@ class RequestOptions(BaseModel):
     )
     guarantee: Guarantee = Field(
         "beam",
-        description="`beam`: the list of beam search. `global`: continue until no item outside the "
-        "list can score more than its last item; the certificate tells if that was reached.",
+        description="`beam`: the best of what a search finds. `global`: continue until no item "
+        "outside the list can score more than its last item; the certificate tells if that was "
+        "reached.",
     )
     seed: int | None = Field(
         None,
@@ -87,8 +88,8 @@ class RequestOptions(BaseModel):
     blend: bool | None = Field(
         None,
         description="Whether retrieval may add to the model's list and reorder it, in any exact "
-        "mode; null leaves it to the bundle, false uses the model alone. Samples (a seed) and "
-        "lists with the guarantee `global` are the model's.",
+        "mode; null leaves it to the bundle, false uses the model alone. Samples (a seed) are the "
+        "model's.",
     )
 
 
@@ -177,11 +178,8 @@ class RecommendRequest(RequestOptions):
             raise ValueError("mode 'relaxed' samples: give it a seed, or ask for mode 'strict'")
         if self.mode == "relaxed" and self.trace:
             raise ValueError("trace: only a strict decode can be traced, not mode 'relaxed'")
-        if self.blend and not self.searches_plainly:
-            raise ValueError(
-                "blend: lists are blended with guarantee 'beam' and without a seed; leave out seed "
-                "and guarantee, or blend"
-            )
+        if self.blend and self.seed is not None:
+            raise ValueError("blend: a seed draws from the model alone; leave out seed or blend")
         # parse filter and boosts, so that malformed ones fail here
         if self.filter is not None:
             _ = self.item_filter
@@ -193,11 +191,6 @@ class RecommendRequest(RequestOptions):
         return RecommendRequest(
             **{name: getattr(self, name) for name in type(self).model_fields} | fields
         )
-
-    @property
-    def searches_plainly(self) -> bool:
-        """Whether it is for the best items that a search finds, without proof or sampling."""
-        return self.guarantee == "beam" and self.seed is None
 
     @cached_property
     def item_filter(self) -> ItemFilter:

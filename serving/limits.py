@@ -39,7 +39,7 @@ def work_of(request: RecommendRequest, prompt_items: int) -> float:
 
     The prompt has `prompt_items` items at most; half of the work does not depend on it. Looking up
     500 items of a history is a unit. A guarantee is a second search. The native library, which is
-    several times faster than torch, draws no trees and proves no lists with boosts.
+    several times faster than torch, draws no trees and proves no lists with boosts or a blend.
 
     >>> work_of(RecommendRequest(["a"] * 50, 10), 50), work_of(RecommendRequest([], 200), 50)
     (1.1, 5.0)
@@ -52,7 +52,7 @@ def work_of(request: RecommendRequest, prompt_items: int) -> float:
     in_torch = (
         request.trace
         or request.mode not in (Mode.AUTO, Mode.BEAM)
-        or (is_proven and request.boosts)
+        or (is_proven and (request.boosts or request.blend is not False))
     )
     more = IN_TORCH if in_torch else 2 if is_proven else 1
     return beams * prompt * more + len(request.history) / 500

@@ -54,9 +54,11 @@ from recsys.retrieval.again import Repeats, that_count
 from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
+from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.popularity import DAY, RECENT_SHARE
 from recsys.retrieval.reranker import AGAIN, LEAST_USERS, MODEL, NEW
 from recsys.retrieval.retrieval import FORMAT
+from recsys.retrieval.rows import blocked_items
 from recsys.semantic_ids.encoder import PLACED
 from recsys.splits import TRAIN
 from recsys.training import sasrec
@@ -265,8 +267,7 @@ def decode_candidates(
     from recsys.models.tree_forward import TreeModel
 
     encoder, sources = target.encoder, [*retrieval.sources, *([AGAIN] if again else [])]
-    limits: dict[str, Any] = {}
-    alive = available
+    alive, later = available, None if new is None else new.later
     if new is not None:
         alive = new.alive
         if available is not None:
@@ -275,7 +276,6 @@ def decode_candidates(
         tokens = np.concatenate([encoder.item_tokens, added])
         encoder = replace(encoder, item_tokens=tokens)
         retrieval, examples, sources = new.retrieval, new.examples(examples), [*sources, NEW]
-        limits = {"later": new.later}
     tokens = encoder.item_tokens
     trie = ItemTrie.build(tokens) if alive is None else build_trie(tokens, alive)
     model = TreeModel.of(target.load_model(target.device))
@@ -284,10 +284,10 @@ def decode_candidates(
     for rows in parts_until(end, np.arange(len(examples)), name, BATCH, LEAST_DECODED):
         decoded.append(rows)
         histories, targets = examples.histories.take(rows), examples.targets.items[rows]
-        if alive is not None:
-            limits["allowed"] = [alive] * len(rows)
-        candidates = retrieval.propose(histories, config.candidates, not again, **limits)
         seen = histories.left_out(not again)
+        evidence = Evidence(retrieval, histories, later)
+        blocked = blocked_items(len(tokens), seen, [alive] * len(rows))
+        candidates = retrieval.propose(evidence, config.candidates, blocked)
         seen = seen.where(trie.item_row[seen.items] >= 0)
         request = SearchRequest(
             encoder.encode_all(histories),

@@ -10,6 +10,7 @@ only, but for `Boost.to`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,15 +59,7 @@ class Boost:
         items = items.astype(np.float32, copy=False)
         if not (np.abs(items) <= MOST).all():
             raise ValueError(f"boosts must be finite and lie in -{MOST:g} .. {MOST:g}")
-        below = items
-        if trie.num_rows < trie.num_items:
-            below = np.maximum.reduceat(items, trie.row_item_start[:-1])
-        levels = [below]
-        for depth in reversed(range(trie.num_levels)):
-            first, last = trie.depth_start[depth : depth + 2]
-            below = np.maximum.reduceat(below, trie.first_child[first:last] - last)
-            levels.append(below)
-        return cls(trie, items, np.concatenate(levels[::-1]))
+        return cls(trie, items, most_below(trie, items))
 
     @property
     def nbytes(self) -> int:
@@ -79,3 +72,16 @@ class Boost:
         if key not in self._devices:
             self._devices[key] = torch.from_numpy(self.most).to(device)
         return self._devices[key]
+
+
+def most_below(trie: ItemTrie, items: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """(S,) the largest value of an item below each state; `items` as in `Boost`."""
+    below = items
+    if trie.num_rows < trie.num_items:
+        below = np.maximum.reduceat(items, trie.row_item_start[:-1])
+    levels = [below]
+    for depth in reversed(range(trie.num_levels)):
+        first, last = trie.depth_start[depth : depth + 2]
+        below = np.maximum.reduceat(below, trie.first_child[first:last] - last)
+        levels.append(below)
+    return np.concatenate(levels[::-1])

@@ -119,6 +119,10 @@ class Gains:
         """Select some requests of the batch."""
         return Gains(self.most, self.line[requests])
 
+    def scores(self, log_probs: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """(B, W, C) what states with these log-probabilities are ranked by."""
+        return log_probs + self.at(states)
+
     def at(self, states: torch.Tensor) -> torch.Tensor:
         """(B, W, C) boost at each of (B, W, C) states; 0 for `NO_STATE`."""
         nothing = states == NO_STATE

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,19 +117,21 @@ def _limits(search: Search, scores: torch.Tensor, rows: torch.Tensor) -> torch.T
 
 def _bounded(search: Search, widths: Sequence[int], num_beams: int, limits: torch.Tensor) -> Beams:
     """A plain beam search of at most `widths` beams a level, which score at least (B,) `limits`."""
-    step, model = search.step, search.model
-    least = limits - _ROUNDING * torch.finfo(model.dtype).eps * limits.abs().clamp(max=1e9)
-
-    def prune(frontier: Frontier) -> Frontier:
-        low = frontier.scores < least[:, None]
-        # What is left out counts as pruned: scores of another pass may differ by more.
-        rest = frontier.scores.masked_fill(~low, -torch.inf).amax(1, keepdim=True)
-        scores = frontier.scores.masked_fill(low, -torch.inf)
-        frontier = frontier._replace(rest=torch.maximum(frontier.rest, rest), scores=scores)
-        most = max(1, int((scores > -torch.inf).sum(1).max()))
-        return frontier.at(stable_top(scores, most)[0])
-
+    step, eps = search.step, torch.finfo(search.model.dtype).eps
+    least = limits - _ROUNDING * eps * limits.abs().clamp(max=1e9)
     with search.tree(sum(widths[:-1])) as tree:
-        *_, frontier = grow(tree, step, widths, prune=prune)
+        *_, frontier = grow(tree, step, widths, prune=partial(above, least))
         stats = [tree.stats(i) for i in range(len(search))]
         return finish(frontier, step, num_beams, stats, tree=tree)
+
+
+def above(least: torch.Tensor, frontier: Frontier, most: int | None = None) -> Frontier:
+    """The beams that score at least (B,) `least`, the best `most`; the others count as pruned."""
+    low = frontier.scores < least[:, None]
+    # What is left out counts as pruned: scores of another pass may differ by more.
+    rest = frontier.scores.masked_fill(~low, -torch.inf).amax(1, keepdim=True)
+    scores = frontier.scores.masked_fill(low, -torch.inf)
+    count = max(1, int((scores > -torch.inf).sum(1).max()))
+    positions, cut = stable_top(scores, count if most is None else min(count, most))
+    rest = torch.maximum(torch.maximum(frontier.rest, rest), cut)
+    return frontier._replace(rest=rest, scores=scores).at(positions)

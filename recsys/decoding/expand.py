@@ -277,7 +277,7 @@ class Step:
         steps = chosen - total
         log_probs = frontier.log_probs.unsqueeze(-1) + steps
         if self.gains is not None:
-            return log_probs + self.gains.at(children.states), log_probs
+            return self.gains.scores(log_probs, children.states), log_probs
         if self.noise is None:
             return log_probs, log_probs
         return self.noise.perturb(frontier.scores, log_probs, children.states), log_probs

@@ -34,7 +34,6 @@ from recsys.retrieval.reranker import (
 )
 from recsys.retrieval.vectors import select_largest
 
-_NO_ROOM = 0, 0, None
 # Sources that the library ranks by, as native.h names them.
 _SOURCES = {
     name: int(getattr(constants, name.upper()))
@@ -45,13 +44,34 @@ _SOURCES = {
 _LOG_RANKS = np.log1p(np.arange(MOST_RANK + 1.0))
 
 
-class NativeRetrieval:
+class _Arrays:
+    """Arrays as the library reads them, which are kept, and memory of each thread."""
+
+    def __init__(self, native: Library) -> None:
+        self._call, self._own = native.call, threading.local()
+        self._kept: list[Any] = []
+
+    def _keep(self, array: Any, dtype: Any = np.float32) -> int:
+        """Address of an array of this type, which is kept."""
+        self._kept.append(np.ascontiguousarray(array, dtype))
+        return int(self._kept[-1].ctypes.data)
+
+    def _memory(self, size: int) -> int:
+        """Address of memory of this thread, which calls leave as they found it."""
+        room: tuple[int, int, Any] = getattr(self._own, "room", (0, 0, None))
+        if room[0] < size:
+            memory = np.zeros(size + 64, np.uint8)
+            room = size, -(-memory.ctypes.data // 64) * 64, memory
+            self._own.room = room
+        return room[1]
+
+
+class NativeRetrieval(_Arrays):
     """The arrays of one retrieval as the library reads them; it keeps and shares them."""
 
     def __init__(self, native: Library, retrieval: Any) -> None:
         """Copy what has another type; the large arrays of the `Retrieval` are shared."""
-        self._call = native.call
-        self._kept: list[Any] = []
+        super().__init__(native)
         self._decay = retrieval.item_item.decay
         content = retrieval.content
         fields = {
@@ -81,7 +101,6 @@ class NativeRetrieval:
             fitted.panels = self._panels(nearest.vectors)
         # that propose half as many items
         self._parts = sum(part is not None for part in (content, sasrec or vectors))
-        self._own = threading.local()
 
     def propose(
         self, evidence: Any, k: int, blocked: NDArray[np.bool_]
@@ -170,17 +189,12 @@ class NativeRetrieval:
         )
         return reasons
 
-    def _keep(self, array: Any, dtype: Any) -> int:
-        """Address of an array of this type, which is kept."""
-        self._kept.append(np.ascontiguousarray(array, dtype))
-        return int(self._kept[-1].ctypes.data)
-
     def _panels(self, vectors: NDArray[np.float32]) -> int:
         """Vectors by dimension, `ITEMS_OF_PANEL` items beside each other, as native.h says."""
         lanes = int(constants.ITEMS_OF_PANEL)
         padded = np.pad(vectors, [(0, -size % lanes) for size in vectors.shape])
         panels = padded.reshape(-1, lanes, padded.shape[1]).transpose(0, 2, 1)
-        return self._keep(panels, np.float32)
+        return self._keep(panels)
 
     def _matrix(self, matrix: sparse.csr_array) -> tuple[int, int, int]:
         return (
@@ -215,6 +229,7 @@ class NativeRetrieval:
             last = self._own.asked = histories, *self._laid_out(histories)
         asked = ffi.new("Asked *", last[1][0])
         if blocked is not None:
+            blocked = np.ascontiguousarray(blocked)
             asked.blocked = blocked.ctypes.data
         if states is not None:
             asked.states = states.ctypes.data
@@ -234,23 +249,17 @@ class NativeRetrieval:
         return ffi.new("Asked *", fields), [offsets, items, decays]
 
     def _workspace(self, batch: int, most: int, width: int) -> int:
-        """Memory of this thread, which calls leave as they found it."""
         size = self._call.recsys_blend_workspace(self._fitted, batch, most, width)
-        room: tuple[int, int, Any] = getattr(self._own, "room", _NO_ROOM)
-        if room[0] < size:
-            memory = np.zeros(size + 64, np.uint8)
-            room = size, -(-memory.ctypes.data // 64) * 64, memory
-            self._own.room = room
-        return room[1]
+        return self._memory(size)
 
 
-class NativeSasRec:
+class NativeSasRec(_Arrays):
     """The weights of one SASRec as the library reads them."""
 
     def __init__(self, native: Library, sasrec: Any) -> None:
         """Pack the matrices of the `SasRec`; the item vectors are shared."""
-        self._call, self._weights = native.call, sasrec.weights
-        self._kept: list[Any] = []
+        super().__init__(native)
+        self._weights = sasrec.weights
         count, vectors = sasrec.num_layers, sasrec.vectors
         layers = ffi.new("SasrecLayer[]", [self._layer(i) for i in range(count)])
         fields = {
@@ -268,7 +277,6 @@ class NativeSasRec:
         }
         self._model = ffi.new("Sasrec *", fields)
         self._kept.append(layers)
-        self._own = threading.local()
 
     def states(self, histories: Histories) -> NDArray[np.float32]:
         """`SasRec.states`."""
@@ -281,11 +289,7 @@ class NativeSasRec:
         }
         asked = ffi.new("Asked *", fields)
         states = np.empty((len(histories), self._model.hidden), np.float32)
-        memory = getattr(self._own, "memory", None)
-        if memory is None:
-            size = self._call.recsys_states_workspace(self._model)
-            self._own.memory = memory = np.empty(size + 64, np.uint8)
-        workspace = -(-memory.ctypes.data // 64) * 64
+        workspace = self._memory(self._call.recsys_states_workspace(self._model))
         self._call.recsys_states(self._model, asked, workspace, states.ctypes.data)
         return states
 
@@ -312,10 +316,6 @@ class NativeSasRec:
 
     def _addresses(self, *names: str) -> list[int]:
         return [self._keep(self._weights[name]) for name in names]
-
-    def _keep(self, array: NDArray[np.float32]) -> int:
-        self._kept.append(np.ascontiguousarray(array, np.float32))
-        return int(self._kept[-1].ctypes.data)
 
 
 @lru_cache(maxsize=16)

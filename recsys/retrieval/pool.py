@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys.interactions import Histories
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.native import covers
 from recsys.retrieval.reranker import MODEL, Reranker
@@ -125,26 +126,23 @@ class Pool:
 
 
 def score_items(
-    evidence: Evidence,
-    reranker: Reranker,
-    items: Sequence[NDArray[np.int32]],
-    log_probs: Sequence[Sequence[float]],
-) -> list[list[float]]:
-    """The scores of given items in blended lists.
+    evidence: Evidence, items: Sequence[NDArray[np.int32]], log_probs: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """(n, w) the scores of items in blended lists, -inf behind the end of an array.
 
     Args:
-        evidence: of n histories.
-        reranker: of the lists.
-        items: n arrays of dense items, each without repetition.
-        log_probs: the model's log-probability of each.
+        evidence: of n histories, by a retrieval with a reranker.
+        items: n arrays of at most w dense items.
+        log_probs: (n, w) of the model, any behind the end of an array.
     """
-    lengths = [len(line) for line in items]
-    there = np.arange(max(lengths, default=0)) < np.array(lengths)[:, None]
-    places, values = np.full(there.shape, -1, np.int32), np.full(there.shape, -np.inf, np.float32)
-    if there.any():
-        places[there], values[there] = np.concatenate(items), np.concatenate(log_probs)
-    pool = Pool(places, values, np.zeros(there.shape, np.int8), evidence)
-    ranked, scores, _ = pool.rank(reranker, there.shape[1])
-    lines = zip(ranked.tolist(), scores.tolist(), strict=True)
-    by_item = [dict(zip(*line, strict=True)) for line in lines]
-    return [[own[i] for i in line.tolist()] for own, line in zip(by_item, items, strict=True)]
+    reranker = evidence.retrieval.reranker
+    assert reranker is not None  # noqa: S101 - the lists are blended
+    places = Histories.of(items).padded()
+    pool = Pool(places, log_probs, np.zeros(places.shape, np.int8), evidence)
+    ranked, scores, _ = pool.rank(reranker, places.shape[1])
+    found = np.empty(places.shape, np.float32)
+    for line, own, score, wanted in zip(found, ranked, scores, places, strict=True):
+        order = np.argsort(own)
+        place = order[np.searchsorted(own, wanted, sorter=order) % max(1, len(own))]
+        line[:] = np.where(own[place] == wanted, score[place], -np.inf)
+    return found

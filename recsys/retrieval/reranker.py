@@ -204,6 +204,14 @@ class Reranker:
         weights = {name: w for name, w in self.weights.items() if source_of(name) != MODEL}
         return replace(self, weights=weights)
 
+    @property
+    def most_of_model(self) -> float:
+        """The largest weight of the model's feature in the score of any item, at least 0."""
+        usual, new, again = (
+            self.weights.get(n, 0.0) for n in (MODEL, *(f"{a}.{MODEL}" for a in ADDED))
+        )
+        return max(0.0, usual, usual + new, again)
+
     def score(
         self, values: Mapping[str, NDArray[np.floating[Any]]], there: NDArray[np.bool_]
     ) -> NDArray[np.float64]:

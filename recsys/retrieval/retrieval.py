@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +46,7 @@ from recsys.retrieval.reranker import (
     Network,
     Reranker,
 )
-from recsys.retrieval.rows import WeightedItems, blocked_items, repeated, without_repeats
+from recsys.retrieval.rows import WeightedItems, repeated, without_repeats
 from recsys.retrieval.sasrec import SasRec
 from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 
@@ -161,33 +160,18 @@ class Retrieval:
         """Items by descending popularity; ties by item."""
         return np.argsort(-self.popularity[:-1], kind="stable")
 
-    def candidates(
-        self,
-        histories: Histories,
-        k: int,
-        exclude_seen: bool = True,
-        *,
-        excluded: Histories | None = None,
-        allowed: Sequence[NDArray[np.bool_] | None] | None = None,
-    ) -> Candidates:
-        """The k most probable items of each history.
+    def _popular(self, k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """(n, k) the first items of `popular_order` that are not `blocked`, padded with -1."""
+        scores = np.empty(len(self), np.float32)
+        scores[self.popular_order] = -np.arange(len(self))
+        return best_entries(np.broadcast_to(scores, blocked.shape), k, blocked)
 
-        Args:
-            histories: n sequences, oldest first.
-            k: number of items.
-            exclude_seen: whether to leave out the items of the history that count as seen.
-            excluded: further items to leave out, n sequences.
-            allowed: (items,) bool for each history, the items it may get; None for all.
-        """
-        blocked = _blocked(histories, exclude_seen, excluded, allowed, len(self))
-        return self._candidates(Evidence(self, histories), k, blocked)
-
-    def _candidates(self, evidence: Evidence, k: int, blocked: NDArray[np.bool_]) -> Candidates:
-        """The k most probable items, of those that are not `blocked` (n, items)."""
+    def candidates(self, evidence: Evidence, k: int, blocked: NDArray[np.bool_]) -> Candidates:
+        """The k most probable items of each history, of those that are not `blocked` (n, items)."""
         shares = evidence.shares
         probs = _mixed(shares.values, self.popularity[shares.keys % len(self)], self.smoothing)
         likely = best_items(replace(shares, values=probs.astype(np.float32)), k, blocked)
-        popular = _first_free(self.popular_order, k, blocked)
+        popular = self._popular(k, blocked)
         again = (popular[:, :, None] == likely[:, None, :]).any(-1)
         items = np.concatenate([likely, np.where(again, -1, popular)], axis=1)
         share = shares.at(items)
@@ -201,37 +185,25 @@ class Retrieval:
         items = np.take_along_axis(items, order, axis=1)
         return Candidates(items, log_probs, supported)
 
-    def propose(
-        self,
-        histories: Histories,
-        k: int,
-        exclude_seen: bool = True,
-        *,
-        excluded: Histories | None = None,
-        allowed: Sequence[NDArray[np.bool_] | None] | None = None,
-        later: LaterItems | None = None,
-        grown: bool = False,
-    ) -> Proposals:
+    def propose(self, evidence: Evidence, k: int, blocked: NDArray[np.bool_]) -> Proposals:
         """Items for the reranker: those of `candidates`, then k/2 of each further source.
 
         These are the nearest by content and by SASRec (or by vectors without one), k/4 popular
-        items, and k/2 of the history itself, if it may get them. Of the `later` items, which
-        `allowed` then includes, it is the nearest by content and by SASRec. `grown` as in
-        `Evidence`.
+        items, and k/2 of the history itself, if it may get them. Of the later items it is the
+        nearest by content and by SASRec. `blocked` (n, items and later items) are those that a
+        history may not get.
         """
-        size = len(self) + (0 if later is None else len(later))
-        free = _blocked(histories, exclude_seen, excluded, allowed, size)
-        blocked, evidence = free[:, : len(self)], Evidence(self, histories, later, grown)
         if (native := evidence.native) is not None:
-            items, supported, best = native.propose(evidence, k, free)
+            items, supported, best = native.propose(evidence, k, blocked)
             vars(evidence)["native_best"] = best  # the same pass over the catalog finds them
-            return self._with_chosen(Proposals(items, supported, evidence), k, free)
-        first, half = self._candidates(evidence, k, blocked), -(-k // 2)
+            return self._with_chosen(Proposals(items, supported, evidence), k, blocked)
+        free, blocked, later = blocked, blocked[:, : len(self)], evidence.later
+        first, half = self.candidates(evidence, k, blocked), -(-k // 2)
         proposed = [first.items]
         if self.types is not None:
             proposed.append(best_items(evidence.to_targets, half, blocked))
-            seen = WeightedItems.decayed(histories, len(self), SEEN_DECAY).entries(len(self))
-            proposed.append(best_items(seen, half, blocked))
+            seen = WeightedItems.decayed(evidence.histories, len(self), SEEN_DECAY)
+            proposed.append(best_items(seen.entries(len(self)), half, blocked))
         if self.content is not None:
             proposed.append(nearest(evidence.cosines, half, blocked))
         if self.sasrec is not None:
@@ -239,7 +211,7 @@ class Retrieval:
             proposed.append(best_entries(evidence.logits, half, blocked | unknown))
         elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
             proposed.append(nearest(product(evidence.vectors, self.vectors.vectors), half, blocked))
-        popular = _first_free(self.popular_order, k // 4, blocked)
+        popular = self._popular(k // 4, blocked)
         proposed.append(popular)
         if later is not None and len(later):
             proposed += self._nearest_later(evidence, later, half, free[:, len(self) :])
@@ -432,20 +404,6 @@ class Retrieval:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
 
 
-def _blocked(
-    histories: Histories,
-    exclude_seen: bool,
-    excluded: Histories | None,
-    allowed: Sequence[NDArray[np.bool_] | None] | None,
-    size: int,
-) -> NDArray[np.bool_]:
-    """(n, size) which of the first `size` items each history may not get."""
-    left_out = [] if excluded is None else [excluded]
-    if exclude_seen or histories.hidden is not None:
-        left_out.append(histories.left_out(exclude_seen))
-    return blocked_items(len(histories), size, left_out, allowed)
-
-
 def _mixed(
     share: NDArray[np.floating[Any]],
     popularity: NDArray[np.float64],
@@ -453,22 +411,6 @@ def _mixed(
 ) -> NDArray[np.float64]:
     """Compute p of the module's description; `weight` is that of the popularity."""
     return np.asarray((1 - weight) * share + weight * popularity)
-
-
-def _first_free(order: NDArray[np.int64], k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """(n, k) the first items of an order that are not `blocked` (n, items), padded with -1."""
-    width = 2 * k
-    while True:
-        first = order[:width]
-        free = ~blocked[:, first]
-        if width >= len(order) or (np.count_nonzero(free, axis=1) >= k).all():
-            break
-        width *= 4
-    column = np.argsort(~free, axis=1, kind="stable")[:, :k]
-    found = np.full((len(blocked), k), -1, np.int32)
-    there = np.take_along_axis(free, column, axis=1)
-    found[:, : column.shape[1]] = np.where(there, first[column], -1)
-    return found
 
 
 def _save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:

@@ -18,24 +18,18 @@ from recsys.interactions import Histories
 
 
 def blocked_items(
-    n: int,
-    size: int,
-    left_out: Sequence[Histories],
-    allowed: Sequence[NDArray[np.bool_] | None] | None = None,
+    size: int, left_out: Histories, allowed: Sequence[NDArray[np.bool_] | None] = ()
 ) -> NDArray[np.bool_]:
     """(n, size) which of the first `size` items each row may not get.
 
     Args:
-        n: number of rows.
         size: number of items.
-        left_out: items that are left out, n sequences each; those beyond `size` are skipped.
+        left_out: n sequences of items that are left out; those beyond `size` are skipped.
         allowed: at least (size,) bool for each row, the items it may get; None for all.
     """
-    blocked = np.zeros((n, size), np.bool_)
-    for histories in left_out:
-        known = histories.items < size
-        blocked[histories.rows[known], histories.items[known]] = True
-    for row, mask in zip(blocked, allowed or (), strict=False):
+    blocked, known = np.zeros((len(left_out), size), np.bool_), left_out.items < size
+    blocked[left_out.rows[known], left_out.items[known]] = True
+    for row, mask in zip(blocked, allowed, strict=False):
         if mask is not None:
             row |= ~mask[:size]
     return blocked

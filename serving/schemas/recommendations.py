@@ -335,8 +335,9 @@ class RecommendationsResponse(BaseModel):
     model: ModelRef
     items: list[RecommendedItem]
     certificate: Certificate = Field(
-        description="`global-exact`: the model's best items of all. `beam-exact`: the list of beam "
-        "search, or the sample of the seed. `approximate`: neither. Pinned items are not meant."
+        description="`global-exact`: the items with the best scores of all. `beam-exact`: the list "
+        "of beam search by the model alone, or the sample of the seed. `approximate`: neither. "
+        "Pinned items are not meant."
     )
     history_items: int = Field(description="Items of the history that the model knows.")
     unknown_items: list[str] = Field(description="Items of the history that it does not.")

@@ -14,6 +14,7 @@ from oracles import assert_as_exact, tiny_model
 from scipy import sparse
 from toy_bundle import counted_codes, items_table, write_bundle
 
+from recsys import global_lists
 from recsys.bundle import EVAL
 from recsys.errors import ArtifactError, RequestError
 from recsys.evaluation.rankings import rank_histories
@@ -26,6 +27,7 @@ from recsys.retrieval.again import Chosen, Repeats
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.reranker import FEATURES, Network
+from recsys.retrieval.rows import blocked_items
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 from recsys.vocabulary import Vocabulary
 
@@ -114,7 +116,7 @@ def slow_features(source, values, others) -> list[dict[str, float]]:
 
 
 def slow_blend(rec, request) -> list[tuple[str, float]]:
-    """The definition of the score, item by item, over the model's 20 beams and the candidates."""
+    """The definition of the score, over the model's 20 beams and the candidates, or all items."""
     retrieval, reranker = rec.retrieval, rec.retrieval.reranker
     plain = rec.recommend_batch([request.changed(k=20, blend=False, boosts=())])[0]
     seen = [IDS.index(i) for i in request.history]
@@ -122,14 +124,11 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     hidden = [IDS.index(i) for i in request.exclude_items]
     hidden += seen * (request.exclude_seen is not False)
     allowed = np.array([request.filter is None or i % 2 == 0 for i in range(ITEMS)])
-    found = retrieval.propose(
-        asked,
-        max(20, reranker.candidates),
-        False,
-        excluded=Histories.of([hidden]),
-        allowed=[allowed],
-    )
+    blocked = blocked_items(ITEMS, Histories.of([hidden]), [allowed])
+    found = retrieval.propose(Evidence(retrieval, asked), max(20, reranker.candidates), blocked)
     names = list(dict.fromkeys([*ids_of(plain), *(IDS[i] for i in found.items[0] if i >= 0)]))
+    if request.guarantee == "global":
+        names = [IDS[i] for i in np.flatnonzero(~blocked[0])]
     items = [IDS.index(name) for name in names]
     values = {"model": list(rec.score([request.history], [names])[0])}
     evidence, others = Evidence(retrieval, asked), {}
@@ -183,12 +182,13 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
 def test_blended_lists_follow_the_definition(rec, request_):
     if request_.boosts:  # beams are those of the boosted search; candidates are all there is to add
         rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, candidates=ITEMS))
-    found = rec.recommend_batch([request_])[0]
-    wanted = slow_blend(rec, request_)
-    assert ids_of(found) == [name for name, _ in wanted]
-    scores = [r.score for r in found.recommendations]
-    np.testing.assert_allclose(scores, [s for _, s in wanted], rtol=1e-5)
-    assert found.certificate == "approximate"
+    requests = [request_, request_.changed(guarantee="global")]
+    for request, found in zip(requests, rec.recommend_batch(requests), strict=True):
+        wanted = slow_blend(rec, request)
+        assert ids_of(found) == [name for name, _ in wanted]
+        scores = [r.score for r in found.recommendations]
+        np.testing.assert_allclose(scores, [s for _, s in wanted], rtol=1e-5)
+        assert (found.certificate == "global-exact") == (request.guarantee == "global")
 
 
 @pytest.mark.parametrize("listed", [False, True])
@@ -219,15 +219,21 @@ def test_items_have_their_source_and_reason(rec):
         reason = rec.retrieval.because(said, np.array([[IDS.index(r.item_id)]])).item()
         assert r.because == (IDS[reason] if reason >= 0 else None)
     assert any(r.because in history for r in found.recommendations)
+    for own in ({"guarantee": "global", "blend": False}, {"seed": 1}):
+        (found,) = rec.recommend_batch([request.changed(**own)])
+        assert {r.source for r in found.recommendations} == {"model"}
 
 
-def test_candidates_beyond_the_node_budget_are_not_listed(rec):
+def test_candidates_beyond_the_node_budget_are_not_listed(rec, monkeypatch):
     request = RecommendRequest(["id-3"], 20)
     beams = set(ids_of(rec.recommend_batch([request.changed(blend=False)])[0]))
     rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, nodes=0))
     assert set(ids_of(rec.recommend_batch([request])[0])) == beams
     rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, nodes=2))  # one more item fits
     assert len(set(ids_of(rec.recommend_batch([request])[0])) - beams) <= 1
+    monkeypatch.setattr(global_lists, "MOST_NODES", 1)
+    usual, whole = rec.recommend_batch([request, request.changed(guarantee="global")])
+    assert (whole.certificate, whole.recommendations) == ("approximate", usual.recommendations)
 
 
 def scored(result):
@@ -260,31 +266,38 @@ def test_an_item_has_one_score_whatever_else_is_asked(folder, dtype):
     check()
 
 
-def test_a_removal_leaves_the_scores_of_the_rest(rec):
-    request = RecommendRequest(["id-3", "id-9"], 20)
-    before = rec.recommend_batch([request])[0]
-    removed = ids_of(before)[:4:2]
-    rec.remove(removed)
-    after = scored(rec.recommend_batch([request])[0])
-    kept = [item for item in ids_of(before) if item in after]
-    assert not set(removed) & set(after)
-    others = [score for item, score in scored(before).items() if item not in {*removed, *kept}]
-    assert kept
-    assert max(others, default=-math.inf) <= min(after.values())  # what left the list
-    assert [item for item in after if item in kept] == kept
-    assert [after[item] for item in kept] == pytest.approx([scored(before)[i] for i in kept])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_certificate_is_true_by_enumeration(folder, dtype):
+    rec = Recommender.load(folder, dtype=dtype)
+    new = [NewItem(f"id-{n}", "", "", {"even": n % 2 == 0}, CODES[n - 60]) for n in range(60, 75)]
+    rec.upsert([*new, NewItem("id-4", "Replaced", "", {"even": True}, CODES[40])])
+    live = [f"id-{n}" for n in range(75) if n not in (5, 8)]
+    before = rec.rank([RecommendRequest(["id-5", "id-9"])], [live])
+    rec.remove(["id-5", "id-8"])  # which leaves the scores of the rest
+    assert rec.rank([RecommendRequest(["id-5", "id-9"])], [live]) == before
+    some, sign = st.lists(st.sampled_from(live), max_size=8), st.sampled_from([-2.0, 0.0, 3.0])
 
+    @settings(max_examples=40, deadline=None)
+    @given(
+        some, some, st.integers(1, 70), st.booleans(), st.booleans(), st.tuples(sign, sign, sign)
+    )
+    def check(history, excluded, k, exclude_seen, filtered, signs):
+        weights = WEIGHTS | dict(zip(("model", "new.model", "again.model"), signs, strict=True))
+        reranker = replace(BLEND, weights=weights, candidates=6, nodes=24)
+        rec.retrieval = replace(rec.retrieval, reranker=reranker)
+        wanted = EVEN if filtered else None
+        request = RecommendRequest(history, k, exclude_seen, excluded, filter=wanted)
+        hidden = {*excluded, *(history if exclude_seen else ())}
+        names = [n for n in live if n not in hidden and (int(n[3:]) % 2 == 0 or not filtered)]
+        best = sorted(rec.rank([request], [names])[0], reverse=True)[:k]
+        usual, whole = rec.recommend_batch([request, request.changed(guarantee="global")])
+        assert whole.certificate == "global-exact"
+        assert set(ids_of(usual)) | set(ids_of(whole)) <= set(names)
+        for result in (usual, whole):
+            if result.certificate == "global-exact":
+                assert list(scored(result).values()) == pytest.approx(best, rel=1e-5, abs=1e-5)
 
-def test_requests_for_the_models_own_list_are_not_blended(rec):
-    plain = RecommendRequest(["id-3", "id-9"], 10, blend=False)
-    whole = rec.recommend_batch([plain])[0]
-    assert whole.certificate != "approximate"
-    for special in ({"guarantee": "global"}, {"seed": 1}):
-        found = rec.recommend_batch([RecommendRequest(["id-3", "id-9"], 10, **special)])[0]
-        assert found.certificate != "approximate"
-        assert {r.source for r in found.recommendations} == {"model"}
-        with pytest.raises(ValueError, match="blend"):
-            RecommendRequest(["id-3"], blend=True, **special)
+    check()
 
 
 def test_the_bundle_chooses_unless_the_request_does(tmp_path):

@@ -17,6 +17,7 @@ from recsys.retrieval.as_new import AsNew, without
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.later import POWER
+from recsys.retrieval.rows import blocked_items
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 KINDS = ("oak lamp", "wool scarf", "steel knife")
@@ -124,8 +125,9 @@ def test_the_nearest_later_items_are_proposed_last(sasrec):
     retrieval = fitted(sasrec)
     later = retrieval.describe(LATER)
     asked = Histories.of([[0, 3], [1], [0, ITEMS], []])
-    before = retrieval.propose(asked, 4)
-    found = retrieval.propose(asked, 4, later=later)
+    evidence, blocked = Evidence(retrieval, asked, later), blocked_items(ITEMS + 3, asked)
+    before = retrieval.propose(Evidence(retrieval, asked), 4, blocked[:, :ITEMS])
+    found = retrieval.propose(evidence, 4, blocked)
     for old, now in zip(before.items[[0, 1, 3]], found.items[[0, 1, 3]], strict=True):
         old, now = old[old >= 0].tolist(), now[now >= 0].tolist()
         assert now[: len(old)] == old
@@ -134,10 +136,8 @@ def test_the_nearest_later_items_are_proposed_last(sasrec):
     assert ITEMS + 1 in found.items[1]
     assert ITEMS not in found.items[2]  # it has been seen
     assert not (found.items[3] >= ITEMS).any()
-    allowed = np.ones(ITEMS + 3, np.bool_)
-    allowed[ITEMS] = False
-    masked = retrieval.propose(asked, 4, later=later, allowed=[allowed, None, None, None])
-    assert ITEMS not in masked.items[0]
+    blocked[0, ITEMS] = True
+    assert ITEMS not in retrieval.propose(evidence, 4, blocked).items[0]
 
 
 def test_a_later_item_in_a_history_counts_by_its_content():

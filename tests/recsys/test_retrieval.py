@@ -16,9 +16,11 @@ from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval.content import ContentIndex, Terms
+from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.item_item import best_of
 from recsys.retrieval.related import similar, together
 from recsys.retrieval.reranker import Network
+from recsys.retrieval.rows import blocked_items
 
 ITEMS = 9
 UNITS = np.arange(12.0).reshape(3, 4)  # of a network of two features
@@ -72,9 +74,11 @@ def test_companions_are_counted_over_pairs_of_events(trained, basket):
 def test_candidates_are_the_most_probable_of_what_is_allowed(trained, asked, k, seen, seed):
     rng = np.random.default_rng(seed)
     retrieval = fitted(trained)
-    excluded = Histories.of([rng.integers(0, ITEMS, rng.integers(0, 3)) for _ in asked])
+    excluded = [rng.integers(0, ITEMS, rng.integers(0, 3)) for _ in asked]
     allowed = [None if rng.random() < 0.5 else rng.random(ITEMS) < 0.6 for _ in asked]
-    found = retrieval.candidates(asked, k, seen, excluded=excluded, allowed=allowed)
+    hidden = Histories.of([[*a, *b] for a, b in zip(excluded, asked.left_out(seen), strict=True)])
+    blocked = blocked_items(ITEMS, hidden, allowed)
+    found = retrieval.candidates(Evidence(retrieval, asked), k, blocked)
     assert found.items.shape == found.log_probs.shape == found.supported.shape == (len(asked), k)
     for i, history in enumerate(asked):
         probs = slow_probabilities(retrieval, history)
@@ -94,7 +98,7 @@ def test_evidence_of_very_long_ago_is_none():
     follows = ItemItem(sparse.csr_array(([1.0], ([0], [1])), (3, 3), np.float32), 0.6)
     retrieval = Retrieval(follows, np.array([4.0, 2.0, 0.0]))
     histories = Histories.of([[0, *[2] * 300]])  # 0.6 to this age is 0 in float32
-    found = retrieval.candidates(histories, 3, exclude_seen=False)
+    found = retrieval.candidates(Evidence(retrieval, histories), 3, np.zeros((1, 3), np.bool_))
     assert found.items.tolist() == [[0, 1, 2]]
     assert np.exp(found.log_probs).sum() == pytest.approx(1)
     assert not found.supported.any()
@@ -103,7 +107,8 @@ def test_evidence_of_very_long_ago_is_none():
 def test_items_beyond_the_catalog_have_no_events_and_say_nothing():
     retrieval = fitted(Histories.of([[0, 1, 2], [0, 1]]))
     asked = Histories.of([[0, ITEMS + 3]])
-    assert retrieval.candidates(asked, 3).items.max() < ITEMS
+    blocked = blocked_items(ITEMS, asked)
+    assert retrieval.candidates(Evidence(retrieval, asked), 3, blocked).items.max() < ITEMS
     assert because(retrieval, [ITEMS + 1], [1]) == [-1]
     assert because(retrieval, [0], [ITEMS, 1]) == [-1, 0]
 

@@ -25,6 +25,7 @@ TAGS = [["new", "red", "hot"][n % 4 : n % 4 + n % 3] for n in range(ITEMS)]
 PRICES = [float(n % 9) for n in range(ITEMS)]
 SOLD_OUT = {4, 17, 30}
 HISTORY = [3, 20, 41]
+BLEND = {"model": 1.0, "item_item": 0.7}
 
 # A filter, and the same in plain Python.
 FILTERS = [
@@ -78,7 +79,7 @@ def sharing(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def blending(tmp_path_factory):
-    reranker = Reranker({"model": 1.0, "item_item": 0.7}, candidates=12, nodes=400)
+    reranker = Reranker(BLEND, candidates=12, nodes=24)
     return build(tmp_path_factory.mktemp("rules") / "bundle", CODES, reranker)
 
 
@@ -91,6 +92,14 @@ def log_probs(recommender):
     with torch.inference_mode():
         logits = recommender.model(tokens).logits[:, len(prompt) - 1 : -1]
     return logits.log_softmax(-1).gather(2, answers[:, :, None]).sum((1, 2)).tolist()
+
+
+def blended(recommender):
+    """The score of every item after the history: `BLEND` of log(1 + p / .001) and of its share."""
+    weights = recommender.retrieval.item_item.weights.toarray()[HISTORY]
+    evidence = 0.6 ** np.arange(len(HISTORY))[::-1] @ weights
+    probability = np.log1p(1000 * np.exp(log_probs(recommender)))
+    return probability + BLEND["item_item"] * evidence / evidence.sum()
 
 
 def listed(scores, order, k, *, filters, boosts, pins, caps, excluded):
@@ -150,14 +159,16 @@ def as_request(rules, own_filter, own_boosts, excluded, k, exclude_seen, **optio
     return apply_rules(request, made)
 
 
-def as_listed(recommender, rules, own_filter, own_boosts, excluded, k, exclude_seen):
+def as_listed(recommender, rules, own_filter, own_boosts, excluded, k, exclude_seen, scores=None):
     """The items of the same request, in plain Python."""
     smallest = {}
     for *_, most in rules:
         for name, count in most.items():
             smallest[name] = min(count, smallest.get(name, count))
+    if scores is None:
+        scores = log_probs(recommender) if recommender.reranker is None else blended(recommender)
     return listed(
-        log_probs(recommender),
+        scores,
         recommender.epoch.trie.row_items.tolist(),
         k,
         filters=[f for f in (own_filter, *(rule[0] for rule in rules)) if f is not None],
@@ -174,11 +185,12 @@ def ids(result):
 
 @settings(max_examples=60, deadline=None)
 @drawn
-def test_rules_give_the_list_of_plain_python(recommender, case):
+def test_rules_give_the_list_of_plain_python(recommender, blending, case):
     request = as_request(*case, guarantee="global")
-    (result,) = recommender.recommend_batch([request])
-    assert ids(result) == as_listed(recommender, *case)
-    assert result.certificate == "global-exact"
+    for one in (recommender, blending):
+        (result,) = one.recommend_batch([request])
+        assert ids(result) == as_listed(one, *case)
+        assert result.certificate == "global-exact"
 
 
 @settings(max_examples=30, deadline=None)
@@ -246,21 +258,8 @@ def test_a_fallback_takes_rules_over_its_own_order(blending, case):
     order = ids(blending.fallback(every))
     rank = {n: -float(place) for place, n in enumerate(order)}
     rules = [(wanted, [], pins, most) for wanted, _, pins, most in rules]
-    smallest = {}
-    for *_, most in rules:
-        for name, count in most.items():
-            smallest[name] = min(count, smallest.get(name, count))
-    found = blending.fallback(as_request(rules, own_filter, [], excluded, k, exclude_seen))
-    assert ids(found) == listed(
-        rank,
-        order,
-        k,
-        filters=[f for f in (own_filter, *(rule[0] for rule in rules)) if f is not None],
-        boosts=[],
-        pins=[n for _, _, pins, _ in rules for n in pins],
-        caps=smallest,
-        excluded={*excluded, *(HISTORY if exclude_seen else ())},
-    )
+    asked = rules, own_filter, [], excluded, k, exclude_seen
+    assert ids(blending.fallback(as_request(*asked))) == as_listed(blending, *asked, scores=rank)
 
 
 OPTIONS = [{}, {"guarantee": "global"}, {"mode": "strict"}, {"blend": True}]
@@ -360,5 +359,5 @@ def test_a_rule_is_checked_against_the_items(recommender, fields, message):
 def test_an_unknown_attribute_of_a_cap_is_refused(recommender):
     request = RecommendRequest([], max_per={"brnd": 2})
     for ask in (recommender.eligible, lambda one: recommender.recommend_batch([one])):
-        with pytest.raises(FilterError, match=r"max_per\.brnd"):
+        with pytest.raises(FilterError, match=r"max_per\.brnd: no attribute 'brnd'; items have"):
             ask(request)

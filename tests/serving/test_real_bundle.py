@@ -87,6 +87,7 @@ async def test_an_item_has_one_score_in_every_list(tmp_path, random_bundle, serv
             assert response.status_code == 200, response.text
             return {item["item_id"]: item["score"] for item in response.json()["items"]}
 
+        every = [f"B{i:04d}" for i in range(ITEMS)]
         for _ in range(ROUNDS):
             k, names = int(rng.integers(1, 100)), [f"B{i:04d}" for i in rng.integers(0, ITEMS, 40)]
             asked = {"history": names[: rng.integers(1, 8)], "k": k}
@@ -103,6 +104,12 @@ async def test_an_item_has_one_score_in_every_list(tmp_path, random_bundle, serv
             assert [fewer[i] for i in both] == pytest.approx([first[i] for i in both], abs=1e-4)
             ranked = await scores("rank", history=asked["history"], items=list(first))
             assert ranked == pytest.approx(first, abs=1e-4)
+            whole = asked | {"guarantee": "global", "exclude_seen": False}
+            proven = (await client.post("/v1/recommendations", json=whole)).json()
+            assert proven["certificate"] == "global-exact"
+            best = sorted((await scores("rank", history=asked["history"], items=every)).values())
+            found = [item["score"] for item in proven["items"]]
+            assert found == pytest.approx(best[: -k - 1 : -1], abs=1e-4)
 
 
 async def test_an_answer_under_load_is_the_answer_alone(served, bundle, running):

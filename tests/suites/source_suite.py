@@ -16,6 +16,7 @@ from recsys.retrieval import ItemItem, PairRules, Retrieval, VectorIndex, decaye
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.evidence import Evidence
+from recsys.retrieval.rows import blocked_items
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 ITEMS = 9
@@ -120,8 +121,10 @@ class SourceSuite:
     @pytest.mark.parametrize("k", [2, 5])
     def test_the_best_of_what_is_allowed_are_proposed(self, k: int) -> None:
         masks = [None if n % 2 else np.arange(ITEMS) % 4 > 0 for n in range(len(ASKED))]
-        excluded = Histories.of([[4], [4, 5], [], [1], [0]])
-        found = fitted().propose(ASKED, k, allowed=masks, excluded=excluded).items
+        excluded = [[4], [4, 5], [], [1], [0]]
+        hidden = Histories.of([[*a, *b] for a, b in zip(excluded, ASKED, strict=True)])
+        blocked = blocked_items(ITEMS, hidden, masks)
+        found = fitted().propose(Evidence(fitted(), ASKED), k, blocked).items
         values = self.expected()[:, 1 : 1 + ITEMS]
         for row, mask, left_out, history, worth in zip(
             found, masks, excluded, ASKED, values, strict=True

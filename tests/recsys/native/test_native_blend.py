@@ -12,13 +12,15 @@ from scipy import sparse
 from recsys.interactions import Histories
 from recsys.native import library
 from recsys.prompts import PromptConfig
-from recsys.retrieval import ItemItem, Pool, Proposals, Reranker, Retrieval, VectorIndex
+from recsys.retrieval import ItemItem, Pool, Reranker, Retrieval, VectorIndex
 from recsys.retrieval.again import Repeats
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.event_types import EventTypes
+from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.later import LaterItems
 from recsys.retrieval.native import covers
 from recsys.retrieval.reranker import ADDED, FEATURES, Network
+from recsys.retrieval.rows import blocked_items
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 pytestmark = pytest.mark.skipif(
@@ -72,7 +74,8 @@ def questions(draw):
 
 def ask(drawn):
     _, retrieval, histories, excluded, allowed, k = drawn
-    return retrieval.propose(histories, k, False, excluded=excluded, allowed=allowed)
+    blocked = blocked_items(len(retrieval), excluded, allowed)
+    return retrieval.propose(Evidence(retrieval, histories), k, blocked)
 
 
 def by_arrays(monkeypatch, function, *arguments):
@@ -168,7 +171,8 @@ def test_lists_are_those_of_the_arrays(monkeypatch):
 
 def answers(retrieval, histories, reranker):
     """Bytes of proposals, lists and reasons of each history."""
-    proposals = retrieval.propose(histories, 20, True)
+    blocked = blocked_items(len(retrieval), histories)
+    proposals = retrieval.propose(Evidence(retrieval, histories), 20, blocked)
     items, source = proposals.items, proposals.supported.astype(np.int8)
     pool = Pool(items, np.full(items.shape, -1.5, np.float32), source, proposals.evidence)
     found = retrieval.native.rank(pool, reranker, 10)
@@ -227,11 +231,8 @@ def test_types_and_later_items_are_left_to_the_arrays():
     retrieval = make_retrieval(np.random.default_rng(0), 9, ("content",))
     histories = Histories.of([[1, 2]])
     assert retrieval.native is not None
-    later = retrieval.propose(histories, 4, later=None).evidence.native
-    assert later is retrieval.native
-    found = retrieval.propose(histories, 4, later=LaterItems(retrieval.content.rows[:2]))
-    assert isinstance(found, Proposals)
-    assert found.evidence.native is None
+    assert Evidence(retrieval, histories).native is retrieval.native
+    assert Evidence(retrieval, histories, LaterItems(retrieval.content.rows[:2])).native is None
     types = EventTypes((), retrieval.item_item, retrieval.counts)
     assert Retrieval(retrieval.item_item, retrieval.counts, types=types).native is None
     assert not covers(Reranker({"seen:view": 1.0}))
