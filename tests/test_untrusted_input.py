@@ -23,8 +23,7 @@ from pydantic import BaseModel
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.filters import ItemBoosts, ItemFilter
 from recsys.errors import FilterError
-from recsys.serving.api.events import _lines
-from recsys.serving.api.routing import document, validated
+from recsys.serving.api.routing import document
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.events import EventsBody
@@ -50,12 +49,10 @@ BODIES: tuple[type[BaseModel], ...] = (
 
 
 def read_bodies(data: bytes) -> None:
-    """As every kind of body, and as lines of events."""
+    """As every kind of body."""
     for model in BODIES:
         with suppress(ProblemError, RequestValidationError):
             document(data, model)
-    with suppress(ProblemError, RequestValidationError):
-        validated(_lines(data), EventsBody)
 
 
 def read_filters(data: bytes) -> None:
