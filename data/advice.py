@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from recsys.data.report import sentence
@@ -32,22 +33,17 @@ def list_in_one_object(text: str) -> str | None:
 
 def json_list(path: Path, compression: str | None, name: str | None = None) -> DataError:
     """The refusal of a list of records, perhaps under a name in one object."""
+    file = f"{'gzip.' * (compression == 'gzip')}open({str(path)!r}, 'rt', encoding='utf-8-sig')"
     # Numbers with a decimal point stay as they are written.
-    program = (
-        f"import gzip, json; file = {'gzip.' * (compression == 'gzip')}open({str(path)!r}, 'rt', "
-        "encoding='utf-8-sig'); [print(json.dumps(row)) for row in "
-        f"json.load(file, parse_float=str){'' if name is None else json.dumps([name])}]"
-    )
+    rows, what, order = f"json.load({file}, parse_float=str)", "one JSON list", ""
     if name == HISTORIES:
-        program = (
-            f"import json; [print(json.dumps(dict(user=user, item=item))) for user, items in "
-            f"json.load(open({str(path)!r}), parse_int=str).items() for item in items]"
-        )
-        command = command_of(program, path, "lines.jsonl") + " --column timestamp=file-order"
-        return DataError(sentence("one_json", path=path, what=name, command=command))
-    description = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
-    command = command_of(program, path, "lines.jsonl")
-    return DataError(sentence("one_json", path=path, what=description, command=command))
+        rows = f"(dict(user=user, item=item) for user, items in {rows}.items() for item in items)"
+        what, order = name, " --column timestamp=file-order"
+    elif name is not None:
+        rows, what = f"{rows}[{name!r}]", f"one JSON object around the list {name!r}"
+    program = f"import gzip, json; [print(json.dumps(row)) for row in {rows}]"
+    command = command_of(program, path, "lines.jsonl") + order
+    return DataError(sentence("one_json", path=path, what=what, command=command))
 
 
 def markup(path: Path, text: str) -> DataError:
@@ -57,6 +53,13 @@ def markup(path: Path, text: str) -> DataError:
     records = f"{str(path)!r}, xpath='./*', parser='etree', dtype=str"
     program = f"import pandas, sys; pandas.read_xml({records}).to_csv(sys.stdout, index=False)"
     return DataError(sentence("xml", path=path, command=command_of(program, path, "table.csv")))
+
+
+def call_of(function: Callable[..., None], path: Path, end: str, *others: object) -> str:
+    """A command that writes a copy of a file with what a function prints of it, and reads it."""
+    arguments = ", ".join(json.dumps(str(text), ensure_ascii=False) for text in (path, *others))
+    program = f"from {function.__module__} import {function.__name__} as make; make({arguments})"
+    return command_of(program, path, end)
 
 
 def command_of(program: str, path: Path, end: str) -> str:

@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt
 from recsys.config import Share, section
 from recsys.data.column_words import EVENT_WORDS, rank, words
 from recsys.data.report import EXAMPLES, Report, sentence
-from recsys.data.sample import NO_COLUMN, Found, Roles, Sample, free_columns
+from recsys.data.sample import NO_COLUMN, Chosen, Found, Roles, Sample, free_columns
 from recsys.data.service_lines import ServiceLines
 from recsys.data.texts import MISSING, NOTHING, as_strings, as_text
 from recsys.data.time_formats import EARLIEST, TimeRules
@@ -242,7 +242,7 @@ def placeholders(users: pa.ChunkedArray, orders: pa.ChunkedArray | None = None) 
     return names + [name for name in share.index[share >= most] if name not in names]
 
 
-def other_ids(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> Roles:
+def other_ids(sample: Sample, roles: Roles, chosen: Chosen) -> Roles:
     """A column of addresses or devices, with the role `OTHER_ID`, for rows without a user."""
     user, session = roles["user"].column, roles.get("session")
     if chosen.get("session") == NO_COLUMN or (session is not None and session.column == user):

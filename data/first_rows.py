@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -21,7 +21,7 @@ from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.report import sentence
 from recsys.data.returns import forms_of_pieces, read_pieces
-from recsys.data.sample import SAMPLE_ROWS, Roles, Sample, free_columns
+from recsys.data.sample import SAMPLE_ROWS, Chosen, Roles, Sample, free_columns
 from recsys.data.service_lines import (
     KEEP,
     ServiceLines,
@@ -69,7 +69,7 @@ def look_at(
     roles: Roles,
     items: TableFile | None,
     described: Sample | None,
-    chosen: Mapping[str, str | None],
+    chosen: Chosen,
     times: TimeRules,
     config: ReaderConfig,
 ) -> FirstRows:

@@ -26,7 +26,7 @@ from recsys.data.item_texts import plain
 from recsys.data.numbers import ANSWER, NO_NUMBER, Numbers, of_numbers, read_numbers
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.sample import Roles
-from recsys.data.texts import MISSING, NOTHING, as_strings, as_text
+from recsys.data.texts import MISSING, NOTHING, as_strings, as_text, each_value
 from recsys.data.time_formats import TimeRules, read_moments
 from recsys.dataset import AVAILABILITY
 from recsys.errors import DataError
@@ -76,9 +76,8 @@ class ItemCleaner:
         first = np.sort(np.unique(indices, return_index=True)[1])
         repeated = np.ones(len(ids), bool)
         repeated[first] = False
-        self.report.add_rows(
-            "repeated_item_rows_dropped", pa.chunked_array([pa.array(repeated)]), ids
-        )
+        again = pa.chunked_array([repeated])
+        self.report.add_rows("repeated_item_rows_dropped", again, ids)
         available = self._available(table, ids)
         table, ids = table.take(pa.array(first)), ids.take(pa.array(first))
         columns = {"item_id": ids, "title": self._words("title", table, ids)}
@@ -104,14 +103,9 @@ class ItemCleaner:
         texts = pc.fill_null(self._said(texts, NO_ID.slice(1)), "")  # the first one is empty
         if not self.config.applies("item_texts"):
             return texts
-        clean = texts
         dirty = pc.match_substring_regex(texts, MARKUP)
-        if pc.any(dirty).as_py():
-            parts = [plain(text, "text") for text in texts.filter(dirty).to_pylist()]
-            clean = pc.replace_with_mask(
-                clean.combine_chunks(), dirty.combine_chunks(), pa.array(parts, pa.string())
-            )
-            clean = pa.chunked_array([clean])
+        bare = each_value(pc.if_else(dirty, texts, None), lambda t: plain(t, "text"), pa.string())
+        clean = pc.if_else(dirty, bare, texts)
         clean = pc.utf8_trim_whitespace(pc.replace_substring_regex(clean, BLANKS, " "))
         self.report.add_rows("item_texts_cleaned", pc.not_equal(clean, texts), ids)
         return clean
@@ -131,13 +125,8 @@ class ItemCleaner:
             columns.append(read_available(texts))
         for name in all_of("unavailable", self._column):
             texts = as_strings(table[name], "unavailable", self.path)
-            columns.append(
-                pc.if_else(
-                    each(texts, is_missing),
-                    None,
-                    each(texts, lambda text: plain_answer(text) is not True),
-                )
-            )
+            answers = each(texts, lambda text: plain_answer(text) is not True)
+            columns.append(pc.if_else(each(texts, is_missing), None, answers))
         if not columns:
             return {}
         item = ids.combine_chunks().dictionary_encode().indices

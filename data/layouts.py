@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import shlex
 import sys
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.advice import command_of
+from recsys.data.advice import call_of
 from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, has_role, known_names, rank
 from recsys.data.day_orders import share_of_times
 from recsys.data.item_cells import MOST_KNOWN
@@ -76,11 +75,9 @@ def refuse_other_layouts(file: TableFile, *, named: bool = False) -> None:
     """
     layout = _other_layout(file, named=named)
     if layout is not None:
-        path = json.dumps(str(file.path), ensure_ascii=False)
-        program = f"from recsys.data.layouts import print_table; print_table({path})"
         order = "" if has_role("timestamp", layout.names) else " --column timestamp=file-order"
         order += " --column user=order" if layout.key == "only_items" else ""
-        command = f"{command_of(program, file.path, 'table.csv')}{order}"
+        command = f"{call_of(print_table, file.path, 'table.csv')}{order}"
         raise DataError(sentence(layout.key, path=file.path, command=command, **layout.said))
 
 

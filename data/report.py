@@ -194,11 +194,8 @@ class Report:
             )
             otherwise = ignored + (row["otherwise"] or "correct the file")
             said = {"rows": self.rows, "lost": lost, "shown": shown, "otherwise": otherwise}
-            raise DataError(
-                sentence(
-                    "much_removed", events=removed.events, most=most, found=row["found"], **said
-                )
-            )
+            said |= {"events": removed.events, "most": most, "found": row["found"]}
+            raise DataError(sentence("much_removed", **said))
         together_most = max(most, MOST_TOGETHER)
         if sum(together.values()) > together_most * self.rows:
             said = {"events": sum(together.values()), "rows": self.rows, "most": together_most}

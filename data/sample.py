@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ class Found:
 
 
 Roles = dict[str, Found]
+Chosen = Mapping[str, str | None]  # role -> the column that the settings name
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,10 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
         if role != "behaviour" or share_of_events(sample.texts(match.column))
     }
     free = {name: sample.texts(name) for name in free_columns(sample, taken)}
+    groups = ITEM_WORDS["id"] if role == "id" else EVENT_WORDS[role]
     for name, values in free.items():
         unique = len(values) > 0 and len(values) == len(pc.unique(values))
-        if rank(name, (ITEM_WORDS if role == "id" else EVENT_WORDS)[role]) is not None and unique:
+        if rank(name, groups) is not None and unique:
             return sentence("never_twice", description=description, name=name), name
     distinct = {name: pc.count_distinct(values).as_py() for name, values in free.items()}
     rules = TimeRules("auto", "UTC", None, 0)
@@ -94,10 +95,7 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
         key=lambda name: distinct[name],
         default="NAME",
     )
-    named = [name for name, values in free.items() if not len(values)]
-    named = [
-        name for name in named if rank(name, EVENT_WORDS.get(role, ITEM_WORDS["id"])) is not None
-    ]
+    named = [n for n, values in free.items() if not len(values) and rank(n, groups) is not None]
     empty = f": {named[0]!r} is empty in every row" if named else ""
     return f"no column is recognised as {description}{empty}", best
 

@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.refunds import refunds
 from recsys.data.report import Report, sentence
-from recsys.data.sample import SAMPLE_ROWS, Roles, Sample, free_columns
+from recsys.data.sample import SAMPLE_ROWS, Chosen, Roles, Sample, free_columns
 from recsys.data.texts import examples
 from recsys.data.time_formats import TimeRules
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
@@ -95,10 +96,10 @@ def read(config: ReaderConfig) -> EventStream:
     unasked = column_notes.ask_about_returns(sample, roles, chosen, before_asked)
     unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
-    report.mapping["unasked"] = unasked
     ratings = [sample.texts(roles["rating"].column)] if "rating" in roles else []
-    report.mapping["unrated"] = known.get("unrated") if known else any(map(has_unrated, ratings))
-    report.mapping["day_second"] = next(iter(of_file.values())).day_second
+    unrated = known.get("unrated") if known else any(map(has_unrated, ratings))
+    day_second = next(iter(of_file.values())).day_second
+    report.mapping |= {"unasked": unasked, "unrated": unrated, "day_second": day_second}
     _say_forms(report, [*events, *([items] if items else [])])
     _report_columns(report, sample, roles, chosen)
     first = look_at(sample, events, roles, items, described, chosen, times, config)
@@ -235,23 +236,15 @@ def _warn(report: Report, note: str) -> None:
     say(f"[bold yellow]data[/bold yellow]: {escape(note)}")
 
 
-def _report_columns(
-    report: Report, sample: Sample, roles: Roles, chosen: Mapping[str, str | None]
-) -> None:
+def _report_columns(report: Report, sample: Sample, roles: Roles, chosen: Chosen) -> None:
     """Show the roles before the work starts, and add them and what is not read to the report."""
     mapping = ", ".join(f"{role} = {match.column}" for role, match in roles.items())
     say(f"data: columns of {sample.path.name}: {escape(mapping)}")
     for role, match in roles.items():
         values = pc.unique(sample.texts(match.column).slice(0, 100)).to_pylist()[:3]
-        report.columns.append(
-            {
-                "file": sample.path.name,
-                "role": role,
-                "column": match.column,
-                "why": match.why,
-                "values": ", ".join(value[:40] for value in values),
-            }
-        )
+        shown = ", ".join(value[:40] for value in values)
+        row = {"file": sample.path.name, "role": role, "column": match.column, "why": match.why}
+        report.columns.append(row | {"values": shown})
     taken = {match.column for match in roles.values()}
     unused = [
         field.name + " (empty in the first rows)" * (not len(sample.texts(field.name)))
@@ -289,14 +282,12 @@ def _items(
     missing = ids.filter(pc.invert(pc.is_in(ids, value_set=described["item_id"].combine_chunks())))
     if described.num_rows and len(missing) == len(ids) and not config.new_items:
         theirs = ", ".join(described["item_id"][:3].to_pylist())
-        bare = [pc.utf8_ltrim(values, "0") for values in (ids, described["item_id"])]
-        zeros = ""
-        if pc.any(pc.is_in(bare[0], value_set=bare[1].combine_chunks())).as_py():
-            zeros = sentence("agree_without_zeros")
-        lower = [pc.utf8_lower(values) for values in (ids, described["item_id"])]
-        if pc.any(pc.is_in(lower[0], value_set=lower[1].combine_chunks())).as_py():
-            zeros = sentence("agree_without_cases")
-        said = {"ours": ", ".join(ids[:3].to_pylist()), "theirs": theirs, "but": zeros or "; "}
+        but, own = "; ", described["item_id"].combine_chunks()
+        forms = {"zeros": partial(pc.utf8_ltrim, characters="0"), "cases": pc.utf8_lower}
+        for key, form in forms.items():
+            if pc.any(pc.is_in(form(ids), value_set=form(own))).as_py():
+                but = sentence(f"agree_without_{key}")
+        said = {"ours": ", ".join(ids[:3].to_pylist()), "theirs": theirs, "but": but}
         raise DataError(sentence("no_item_of_the_events", path=path, **said))
     reserved = sorted({CODE_COLUMN, *AVAILABILITY} & set(described.column_names))
     if "available" in reserved and described["available"].type != pa.bool_():  # it was not read
