@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.data.advice import command_of
+from recsys.data.advice import call_of
 from recsys.data.column_words import (
     EVENT_FIELDS,
     EVENT_WORDS,
@@ -31,13 +30,12 @@ from recsys.data.day_orders import share_of_times
 from recsys.data.files import Damage
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import Report, sentence
-from recsys.data.returns import are_returns, is_taken_back
+from recsys.data.returns import is_taken_back, kind_of_file
 from recsys.data.sample import SURE_SHARE, share_of
 from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 
-ENDS = {"print_lines": "joined.csv", "print_returns": "with-returns.csv"}  # of copies of files
 LINE = "\x1f line"  # the name of the column `line`
 DATE, CLOCK = r"\d[-/.:]\d", r":|^\d{9,}"
 MOST_FURTHER, LEAST_FIRST = 0.1, 0.5  # shares of the further and of the first lines with a value
@@ -188,19 +186,12 @@ def refuse_orders_beside_lines(files: Sequence[TableFile], items: str = "") -> N
         keys = [n for n in lines.names if rank(n, EVENT_WORDS["session"][:2]) is not None]
         pairs = [(own, own) for own in keys if own in orders.names]
         pairs += [(own, name) for own in keys for name in orders.names if name.lower() == "id"]
-        if pairs and "item" in of_lines and of_orders - of_lines and "item" not in of_orders:
-            command = _command(print_lines, lines.path, orders.path, *pairs[0], items=items)
+        is_listed = any(rank(n, EVENT_WORDS["item"][:2]) is not None for n in orders.names)
+        if pairs and "item" in of_lines and of_orders - of_lines and not is_listed:
+            command = call_of(print_lines, lines.path, "joined.csv", orders.path, *pairs[0])
+            command += f" --items {shlex.quote(items)}" * bool(items)
             said = {"path": lines.path, "other": orders.path.name, "command": command}
             raise DataError(sentence("orders_and_lines", **said))
-
-
-def _command(function: Callable[..., None], path: Path, *others: object, items: str) -> str:
-    """The command that reads what a function of this module prints of files."""
-    arguments = ", ".join(json.dumps(str(text), ensure_ascii=False) for text in (path, *others))
-    name = function.__name__
-    program = f"from recsys.data.grouped_rows import {name}; {name}({arguments})"
-    command = command_of(program, path, ENDS[name])
-    return command + f" --items {shlex.quote(items)}" * bool(items)
 
 
 def print_lines(lines: str, orders: str, own: str, other: str) -> None:
@@ -211,15 +202,17 @@ def print_lines(lines: str, orders: str, own: str, other: str) -> None:
 
 
 def refuse_returns_beside_orders(files: Sequence[TableFile], items: str = "") -> None:
-    """Refuse a file that is called returns beside one of orders with other columns, or with items.
+    """Refuse a file of what was taken back beside one of orders with other columns, or with items.
 
     Raises:
         DataError: they are such files; the message has the command that writes one of both.
     """
     for orders, back in permutations(files, 2):
-        if are_returns(back.path.stem) and not are_returns(orders.path.stem):
-            command = _command(print_returns, orders.path, back.path, items=items)
-            said = {"path": back.path, "other": orders.path.name, "command": command}
+        kind = kind_of_file(back.path.stem)
+        if kind is not None and kind_of_file(orders.path.stem) is None:
+            command = call_of(print_returns, orders.path, "with-returns.csv", back.path)
+            command += f" --items {shlex.quote(items)}" * bool(items)
+            said = {"path": back.path, "other": orders.path.name, "command": command, "kind": kind}
             raise DataError(sentence("returns_beside_orders", **said))
 
 
@@ -227,7 +220,7 @@ def print_returns(orders: str, returned: str) -> None:
     """Print the rows of both files, as `refuse_returns_beside_orders` advises.
 
     Columns of returns are called as those with the same role among the orders, and what they lack
-    is taken from the order of their number.
+    is taken from the order of their number, whose own lines say it without items or if cancelled.
     """
     made, back, of_order = _texts(orders), _texts(returned), list[str | None]()
     for role in ("session", "user", "item", "quantity", "timestamp"):
@@ -247,8 +240,17 @@ def print_returns(orders: str, returned: str) -> None:
         missing = [n for n in every if n in of_order or (n not in rows and has_role("user", [n]))]
         users = every.loc[every[numbers[0]].fillna("") != "", [numbers[0], *missing]]
         rows = rows.merge(users.drop_duplicates(numbers[0]), "left", numbers[0])
-    both = [every.assign(is_return="no"), rows.assign(is_return="yes")]
-    pd.concat(both).to_csv(sys.stdout, index=False)
+    mark = "is_return" if kind_of_file(Path(returned).stem) == "returns" else "is_cancelled"
+    keys = [n for n in rows if n in every and (n in numbers[:1] or has_role("item", [n]))]
+    if numbers and (mark == "is_cancelled" or len(keys) == 1):
+        numbered = rows[rows[numbers[0]].fillna("") != ""]
+        lines, gone = (pd.MultiIndex.from_frame(table[keys]) for table in (every, numbered))
+        mark = "is_returned" if mark == "is_return" else mark
+        every[mark] = np.where(lines.isin(gone), "yes", "no")
+        rows = rows[:0]
+    else:
+        every, rows = every.assign(**{mark: "no"}), rows.assign(**{mark: "yes"})
+    pd.concat([every, rows]).to_csv(sys.stdout, index=False)
 
 
 def _texts(path: str) -> pa.Table:

@@ -18,7 +18,7 @@ from recsys.data import returns
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, words
 from recsys.data.report import Report, sentence
-from recsys.data.sample import NO_COLUMN, Found, Roles, Sample, free_columns
+from recsys.data.sample import NO_COLUMN, Chosen, Found, Roles, Sample, free_columns, share_of
 from recsys.data.texts import as_strings
 from recsys.event_names import normalised
 
@@ -26,7 +26,7 @@ MOST_FILLED = 0.5  # share of the rows that may have the number of a return
 SHARE_OF_NUMBERS = 0.9
 
 
-def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> Roles:
+def refunds(sample: Sample, roles: Roles, chosen: Chosen) -> Roles:
     """All roles, with those of such columns, whose second word is what they hold.
 
     `taken_back pieces` are a part of the quantity, `taken_back amount` is one of `taken_back total`
@@ -83,7 +83,7 @@ def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> R
     return refund_roles
 
 
-def lines_of_returns(sample: Sample, chosen: Mapping[str, str | None]) -> Roles:
+def lines_of_returns(sample: Sample, chosen: Chosen) -> Roles:
     """The role of the lines that are returns by what the settings say of `taken_back`.
 
     `Sign=-` and `Order=*-RET` are the values of a column. Of a column without values, an amount is
@@ -93,8 +93,10 @@ def lines_of_returns(sample: Sample, chosen: Mapping[str, str | None]) -> Roles:
     column, _, value = name.partition("=")
     if value and column in names and name not in names:
         return {f"taken_back ={value}": Found(column, "named in the settings")}
-    form = returns.marks_of_lines(sample.texts(name)) if name in names else None
-    return {f"taken_back {form}": Found(name, "named in the settings")} if form else {}
+    for form, pattern in returns.MARKS_OF_LINES.items() if name in names else ():
+        if share_of(sample.texts(name), pattern):
+            return {f"taken_back {form}": Found(name, "named in the settings")}
+    return {}
 
 
 def _are_pieces(sample: Sample, roles: Roles, name: str) -> bool:
@@ -156,11 +158,8 @@ class TakenBack:
 
     def find_files(self, paths: Sequence[Path], *, new: bool) -> None:
         """Find the files that hold returns or cancelled orders; of `new` ones, others may not."""
-        for path in paths:
-            if returns.are_returns(path.stem):
-                self.files[path] = "returns"
-            elif returns.are_cancelled(path.stem):
-                self.files[path] = "cancelled orders"
+        kinds = {path: returns.kind_of_file(path.stem) for path in paths}
+        self.files = {path: kind for path, kind in kinds.items() if kind is not None}
         if len(self.files) == len(paths) and not new:
             self.files = {}
         for path, kind in self.files.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -80,7 +80,9 @@ def is_cancellation(name: str) -> bool:
 
 def is_taken_back(name: str) -> bool:
     """Whether a name is that of a return or a cancellation."""
-    return level(name) == 0 and (is_return(name) or is_cancellation(name))
+    return (
+        is_return(name) or "rma" in words_of(name) or (level(name) == 0 and is_cancellation(name))
+    )
 
 
 def values_of_returns(name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -94,33 +96,22 @@ def may_be_yes(text: str) -> bool:
     return plain_answer(text) is not False and not is_missing(text)
 
 
-def are_returns(name: str) -> bool:
-    """Whether a file or a sheet, by its name, holds returns and nothing else.
+def kind_of_file(name: str) -> Literal["returns", "cancelled orders"] | None:
+    """What a file or a sheet holds by its name, if that was taken back and it holds nothing else.
 
-    >>> [are_returns(name) for name in ("Retouren 2026", "orders", "orders and returns")]
-    [True, False, False]
+    >>> [kind_of_file(name) for name in ("Retouren 2026", "cancelled orders", "orders and returns")]
+    ['returns', 'cancelled orders', None]
     """
-    is_named = is_return(name) or "rma" in words_of(name)
-    return is_named and (NOT | words("beside_returns")).isdisjoint(words_of(name))
-
-
-def are_cancelled(name: str) -> bool:
-    """Whether a file, by its name, holds cancelled orders and nothing else."""
-    beside = NOT | words("beside_returns")
-    return is_cancellation(name) and beside.isdisjoint(words_of(name))
+    if not (NOT | words("beside_returns")).isdisjoint(words_of(name)):
+        return None
+    if is_return(name) or "rma" in words_of(name):
+        return "returns"
+    return "cancelled orders" if is_cancellation(name) else None
 
 
 def is_return_line(name: str) -> bool:
     """Whether a column such as `is_return`, by its name, marks lines that are returns."""
     return normalised(name) in words("return_lines")
-
-
-def marks_of_lines(texts: pa.ChunkedArray) -> str | None:
-    """What marks lines of returns: `below` 0 in amounts, the `document` of a credit note."""
-    for form, pattern in MARKS_OF_LINES.items():
-        if pc.any(pc.match_substring_regex(texts, pattern)).as_py():
-            return form
-    return None
 
 
 def is_mark(form: str) -> bool:

@@ -21,7 +21,7 @@ from recsys.data.column_words import words
 from recsys.data.grouped_rows import refuse_orders_beside_lines, refuse_returns_beside_orders
 from recsys.data.opening import SUFFIXES, open_table, tables_in
 from recsys.data.report import sentence
-from recsys.data.returns import are_returns
+from recsys.data.returns import kind_of_file
 from recsys.errors import ConfigError, DataError
 from recsys.progress import say
 from recsys.raw_files import find_raw
@@ -76,17 +76,14 @@ def _take_apart(folder: Path, named: Path | None) -> Tables:
     events = [file for file in files if _words(file) & EVENT_WORDS and file != named]
     items = [file for file in files if _words(file) & ITEM_WORDS and file not in events]
     lines = [file for file in items if _words(file) & words("orders")]  # such as order_items.csv
-    items = [file for file in items if file not in lines]
-    if named is not None:
-        items = [named]
+    items = [file for file in items if file not in lines] if named is None else [named]
     if len(lines) == len(events) == 1 and len(items) <= 1:
         both = [open_table(file) for file in (*lines, *events)]
         refuse_orders_beside_lines(both, str(items[0]) if items else "")
     if not items:
         return Tables(folder)
-    if len(files) == 2 and not events:
-        events = [file for file in files if file not in items]
-    back = [file for file in files if are_returns(file.stem) and file not in items]
+    back = [file for file in files if kind_of_file(file.stem) and file not in items]
+    events = [f for f in events if f not in back] or [f for f in files if f not in (*items, *back)]
     if back and len(events) == len(items) == 1 and events != back:
         refuse_returns_beside_orders([open_table(f) for f in (*events, *back)], str(items[0]))
     if len(items) != 1 or len(events) != 1:

@@ -12,14 +12,15 @@ from typing import Any
 import pyarrow as pa
 from rich.markup import escape
 
-from recsys.data.column_words import known_names
+from recsys.data.column_words import has_role
 from recsys.data.dialect import first_of_table
 from recsys.data.report import sentence
-from recsys.data.returns import are_cancelled, are_returns
+from recsys.data.returns import kind_of_file
 from recsys.errors import DataError
 from recsys.progress import say
 
-MARKS = {"is_return": are_returns, "is_cancelled": are_cancelled}
+EVENTS, NO_ROWS = ("user", "item", "timestamp"), "no rows"
+MARKS = {"is_return": "returns", "is_cancelled": "cancelled orders"}
 MOST_DIGITS, LOST = 10**15, ".0"  # longer numbers have lost digits, and end as floating numbers do
 DAY_AND_MONTH, FEW_DATES = re.compile(r"\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}\b"), 3
 SUFFIXES = (".xlsx", ".xlsm", ".xls", ".ods")
@@ -52,7 +53,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
     sheets: dict[str, list[list[Any]]] = {}  # from the names of the columns on
     rows: list[list[str | None]] = []
     marks: dict[str, list[str]] = {name: [] for name in MARKS}
-    others: list[str] = []
+    others: dict[str, str] = {}  # why they are not read
     above: list[str] = []
     try:
         workbook = CalamineWorkbook.from_path(str(path))
@@ -60,6 +61,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             sheet = workbook.get_sheet_by_name(name).to_python(skip_empty_area=True)
             filled = [row for row in sheet if any(cell != "" for cell in row)]
             if len(filled) < 2:
+                others |= {name: NO_ROWS} if filled else {}
                 continue
             few = next((n for n, row in enumerate(filled) if sum(c != "" for c in row) > 1), 0)
             start = first_of_table([[_text(c) or "" for c in row] for row in filled[:30]]) or few
@@ -71,24 +73,27 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
     if not sheets:
         raise DataError(f"{path}: no sheet has names of columns and rows below them")
     if shown & sheets.keys():
-        others += [f"{name} (hidden)" for name in sheets if name not in shown]
+        others |= {name: "hidden" for name in sheets if name not in shown}
         sheets = {name: every for name, every in sheets.items() if name in shown}
     for name, cells in sheets.items():
         _check_days(path, cells)
         sheets[name] = [[_text(cell) for cell in row] for row in cells]
     headers = {name: [cell or "" for cell in sheet[0]] for name, sheet in sheets.items()}
-    every = list(headers.values())
-    header = next((names for names in every if known_names(names) > 1), every[0])
+    counts = {n: sum(has_role(role, names) for role in EVENTS) for n, names in headers.items()}
+    header = headers[max(counts, key=lambda name: (kind_of_file(name) is None, counts[name]))]
     for name, names in headers.items():
         if sorted(names) != sorted(header) or (names != header and len({*names}) < len(names)):
-            others.append(f"{name} ({len(sheets[name]) - 1:,} rows)")
+            others[name] = f"{len(sheets[name]) - 1:,} rows"
             continue
         positions = [*range(len(names))] if names == header else [names.index(n) for n in header]
-        for column, are_so in MARKS.items():
-            marks[column] += [str(are_so(name)).lower()] * (len(sheets[name]) - 1)
+        for column, kind in MARKS.items():
+            marks[column] += [str(kind_of_file(name) == kind).lower()] * (len(sheets[name]) - 1)
         rows += [[row[position] for position in positions] for row in sheets[name][1:]]
+    if back := [n for n, why in others.items() if kind_of_file(n) and why != NO_ROWS]:
+        raise DataError(sentence("sheets_of_returns", path=path, names=", ".join(back)))
+    unread = [f"{name} ({why})" for name, why in others.items()]
     for description, names in (
-        ("sheets that are hidden or have other columns", others),
+        ("sheets that are hidden or have other columns", unread),
         ("lines above the names of the columns", above),
         ("zeros at the start of numbers with the format", _formats_with_zeros(path)),
     ):

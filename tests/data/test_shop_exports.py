@@ -295,6 +295,7 @@ def test_a_rule_that_would_remove_much_stops_and_asks(run: Run, raw: Path, case:
         ("Shipping to Germany", "sure"), ("Expresszuschlag", "sure"),
         ("Mindermengenzuschlag", "sure"), ("Portokosten", "sure"),
         ("Postage and packing", "sure"), ("Verpackung", "weak"), ("Delivery truck", "part"),
+        ("Porto u. Verpackung", "weak"), ("Core deposit", "weak"), ("Flaschenpfand", "weak"),
         ("Shipping container model", "part"), ("Toffee", None),
         ("Coffee", None), ("Gift voucher holder", "some"), ("85123A", None), ("", None),
     ],
@@ -579,17 +580,23 @@ def test_a_spreadsheet_is_read_with_all_its_sheets_of_events(run: Run, raw: Path
     assert data.interactions.timestamp[0] == 1_678_881_600  # 2023-03-15 12:00
 
 
-@pytest.mark.parametrize("state", ["hidden", "veryHidden"])
-def test_hidden_sheets_are_not_read(run: Run, raw: Path, state: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "state"), [("old", "hidden"), ("old", "veryHidden"), ("Retouren", "hidden")]
+)
+def test_hidden_sheets_are_not_read(run: Run, raw: Path, name: str, state: str) -> None:
     head: list[object] = ["user", "item", "timestamp"]
     rows = [[f"u{n % 9}", f"p{n % 7}", 1_700_000_000 + 5000 * n] for n in range(120)]
     old = [[*row[:2], 45_292.5 if n % 2 else "13/03/2024"] for n, row in enumerate(rows)]  # swapped
-    path = write_xlsx(raw / "o.xlsx", {"old": [head, *old], "now": [head, *rows[::2]]})
+    path = write_xlsx(raw / "o.xlsx", {name: [head, *old], "now": [head, *rows[::2]]})
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name).decode() for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
-        for name, text in parts.items():
-            archive.writestr(name, text.replace('name="old"', f'name="old" state="{state}"'))
+        for part, text in parts.items():
+            archive.writestr(part, text.replace(f'"{name}"', f'"{name}" state="{state}"'))
+    if name == "Retouren":
+        with pytest.raises(ValueError, match=r"taken back, .*: Retouren\. Save them"):
+            run(path)
+        return
     run(path)
     assert run.info["accounts"][0]["events"] == 60
 
@@ -607,12 +614,18 @@ def test_lines_above_the_names_and_the_order_of_columns_do_not_matter_in_sheets(
     assert sorted(set(data.interactions.user_ids)) == [str(n) for n in range(9)]
 
 
-def test_a_summary_before_the_orders_is_not_read(run: Run, raw: Path) -> None:
+@pytest.mark.parametrize("name", ["summary", "Products", "Rückgaben", "RMA", "Refunds 1", "Void"])
+def test_a_sheet_before_the_orders_is_not_read(run: Run, raw: Path, name: str) -> None:
     header: list[object] = ["Customer ID", "StockCode", "InvoiceDate"]
     rows = [header, *([n % 9, f"P{n % 7}", 45_000.5 + n] for n in range(90))]
     summary: list[list[object]] = [["Total", 90], ["Customers", 9]]
-    run(write_xlsx(raw / "orders.xlsx", {"summary": summary, "orders": rows}))
-    assert run.info["accounts"][0]["events"] == 90
+    path = write_xlsx(raw / "orders.xlsx", {name: summary, "orders": rows})
+    if name in ("summary", "Products"):
+        run(path)
+        assert run.info["accounts"][0]["events"] == 90
+    else:
+        with pytest.raises(ValueError, match=f"taken back, .*: {name}\\. Save them"):
+            run(path)
     with pytest.raises(ValueError, match="write a line of names above the rows, such as user,item"):
         run(write_xlsx(raw / "bare.xlsx", {"orders": rows[1:]}))
 
