@@ -33,6 +33,7 @@ from recsys.errors import DataError
 from recsys.event_names import is_denied, level
 
 MAX_TYPES = 255
+BESIDE_ITEMS = ("title", "price", "quantity", "category", "brand")  # in cells of several items
 CLOCKS = ("clock", "clock hour", "clock minute")  # roles of what stands beside a date
 NO_TYPE = "(empty)"
 
@@ -140,6 +141,7 @@ class EventReader:
         new = self.config.mapping is not None
         self.taken_back.find_files([file.path for file in files], new=new)
         left, counts = 0, "quantity" in self.roles
+        lines = self.first.cells.mark == "\n" or self.config.clean.item_separator == "none"
         for file in files:
             damage = Damage()
             rules = self.times[file.path]
@@ -149,7 +151,7 @@ class EventReader:
             rows = file.batches(None if counts else used, damage)
             rows = filled_down(rows, self.of_orders, self.report)
             for batch in with_lines(rows, used, file) if counts else rows:
-                table = _without_open_quotes(batch, self.roles, file, damage)
+                table = _without_open_quotes(batch, self.roles, file, damage, lines=lines)
                 table = self._split(table)
                 self.report.rows += table.num_rows
                 events = self._canonical(table, file.path, cleaner, rules)
@@ -172,7 +174,9 @@ class EventReader:
         """One row for each item, where cells hold several or numbers of pieces."""
         if self.first.cells == (None, None):
             return table
-        made, *counted = self.first.cells.split(table, self.roles["item"].column)
+        beside = {self.roles[role].column for role in BESIDE_ITEMS if role in self.roles}
+        beside &= {*table.column_names} - {self.roles["item"].column}
+        made, *counted = self.first.cells.split(table, self.roles["item"].column, beside)
         rules = ("rows_with_several_items_split", "numbers_of_pieces_left_out")
         for rule, texts in zip(rules, counted, strict=True):
             self.report.add(rule, len(texts), texts[:EXAMPLES].to_pylist())
@@ -344,12 +348,15 @@ class EventReader:
 
 
 def _without_open_quotes(
-    table: pa.Table, roles: Roles, file: TableFile, damage: Damage
+    table: pa.Table, roles: Roles, file: TableFile, damage: Damage, *, lines: bool
 ) -> pa.Table:
-    """Drop rows in which a quote is not closed, so that a value contains other rows."""
+    """Drop rows in which a quote is not closed, so that a value contains other rows.
+
+    An item may have several `lines`.
+    """
     if file.kind != "delimited":
         return table
-    for role in ("user", "item", "timestamp"):
+    for role in ("user", "timestamp") if lines else ("user", "item", "timestamp"):
         if role in roles:
             column = table[roles[role].column]
             long = pc.match_substring(pc.utf8_trim_whitespace(column), "\n")

@@ -7,10 +7,11 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -59,8 +60,12 @@ class ItemCells(NamedTuple):
     mark: str | None
     numbers: str | None
 
-    def split(self, table: pa.Table, name: str) -> tuple[pa.Table, pa.ChunkedArray, pa.Array]:
+    def split(
+        self, table: pa.Table, name: str, beside: Iterable[str] = ()
+    ) -> tuple[pa.Table, pa.ChunkedArray, pa.Array]:
         """One row for each item of the cells of a column, without numbers of pieces.
+
+        Cells of columns `beside` with as many parts, such as the titles, are divided as well.
 
         Returns:
             the rows, the cells that had several items, and the items that had a number.
@@ -77,7 +82,15 @@ class ItemCells(NamedTuple):
             matches = pc.extract_regex(items, NUMBERS[self.numbers])
             numbered = items.filter(pc.is_valid(matches))
             items = pc.coalesce(pc.struct_field(matches, "item"), items)
-        made = table.take(rows)
+        made, length = table.take(rows), pc.list_value_length(parts)
+        for column in beside if len(several) else ():
+            others = pc.split_pattern(pc.fill_null(as_text(table[column]), ""), self.mark)
+            others = others.combine_chunks()
+            same = pc.equal(pc.list_value_length(others), length).take(rows)
+            place = pc.subtract(np.arange(len(rows)), parts.offsets.take(rows))
+            place = pc.if_else(same, pc.add(place, others.offsets.take(rows)), None)
+            own = pc.coalesce(others.flatten().take(place), as_text(made[column]))
+            made = made.set_column(made.column_names.index(column), column, own)
         position = table.column_names.index(name)
         return made.set_column(position, name, pa.chunked_array([items])), several, numbered
 
@@ -179,7 +192,7 @@ def _divides(
     are_codes = sum(map(bool, map(CODE.fullmatch, inside))) >= MOST_KNOWN * len(inside)
     if is_mixed and (mark == LISTS or (is_plural and (are_codes or mark in SEPARATORS))):
         return mark
-    often = rows >= SEVERAL * every
+    often = rows >= SEVERAL * every or mark == "\n"  # which no name has
     of_rows = [part for cell in several for part in parts[cell] * counts[cell]]
     if are_codes and mark in SEPARATORS:
         is_mixed = is_mixed or (often and len({*of_rows}) <= REPEATED * len(of_rows))
