@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,27 @@ from recsys.data.cleaning import is_no_id, is_of_items
 from recsys.data.column_candidates import clocks_beside_dates
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
 from recsys.data.report import sentence
-from recsys.data.sample import NO_COLUMN, SURE_SHARE, Found, Roles, Sample, free_columns, share_of
+from recsys.data.sample import (
+    NO_COLUMN,
+    SURE_SHARE,
+    Chosen,
+    Found,
+    Roles,
+    Sample,
+    free_columns,
+    share_of,
+)
 from recsys.data.service_lines import says
 from recsys.data.texts import as_strings, as_text, examples
 from recsys.data.time_formats import find_zones
 from recsys.errors import DataError
-from recsys.event_names import normalised
+from recsys.event_names import normalised, words_of
 
 AMOUNTS, BESIDE_SALES = words("prices") | words("amounts"), words("beside_sales")
 SALE_SIGNS, RETURN_SIGNS, RETURN_ENDS = map(words, ("sale_signs", "return_signs", "return_ends"))
 PIECES = r"^[-−]?(\d|10)$"  # of a line of an order
 MOST_RETURNS = 0.5  # of the rows; more are no returns
+TAKEN = words("called_off") | words("returned")
 FEW_RETURNS = 5  # rows, below which repetition says nothing
 REPEATED, MOST_AGAIN = 0.8, 0.5  # shares of rows whose user has the item in other rows, too
 SURE_OF_ONE = 0.99  # share of an owner's rows with one value, for a state of the owner
@@ -38,9 +48,7 @@ MOST_MORE = 0.1  # share of what is returned more often than it was bought
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 
 
-def ignored_availability(
-    sample: Sample, chosen: Mapping[str, str | None], roles: Roles
-) -> list[str]:
+def ignored_availability(sample: Sample, chosen: Chosen, roles: Roles) -> list[str]:
     """A sentence on what is not read of the availability of items; none if all is.
 
     A column was left alone because it allows no item, or because its values do not say yes or no.
@@ -55,14 +63,13 @@ def ignored_availability(
     if "available" in roles:
         return []
     for name in free_columns(sample, roles):
-        values = sample.texts(name)
+        values, answers = sample.texts(name), read_available(sample.texts(name))
         if rank(name, ITEM_WORDS["available"]) is None or not len(values):
             continue
-        answers = read_available(values).drop_null()
-        if len(answers) >= SURE_SHARE * len(values) and not pc.any(answers).as_py():
+        unread = values.filter(pc.is_null(answers))
+        if len(unread) <= (1 - SURE_SHARE) * len(values) and not pc.any(answers).as_py():
             setting = shlex.quote(f"available={name}")
             return [_note("all_unavailable", sample, name, values, setting=setting)]
-        unread = values.filter(pc.is_null(read_available(values)))
         if len(unread) and rank(name, ITEM_WORDS["available"][:SURE_NAMES]) is not None:
             return [_note("availability_ignored", sample, name, unread, every=len(values))]
     return []
@@ -104,7 +111,7 @@ def unread_clocks(sample: Sample, roles: Roles) -> list[str]:
 
 
 def ask_about_returns(
-    sample: Sample, roles: Roles, chosen: Mapping[str, str | None], unasked: Collection[str] = ()
+    sample: Sample, roles: Roles, chosen: Chosen, unasked: Collection[str] = ()
 ) -> list[str]:
     """Refuse events without types of which some seem to be returns, and nothing else says so.
 
@@ -127,11 +134,10 @@ def ask_about_returns(
                     sentence("lists_of_returns", path=sample.path, name=name, count=count)
                 )
     are_orders = {"behaviour", "rating"}.isdisjoint(roles) and chosen.get("order_status") is None
-    for name, states in _strange_states(sample, roles) if is_open and are_orders else ():
+    for name, states, *asked in _states(sample, roles) if is_open and are_orders else ():
         if name not in unasked:
             values = sample.texts(name).filter(pc.is_in(sample.texts(name), pa.array(states)))
-            ways = (f"taken_back={name}={states[0]}", f"order_status={name}")
-            raise _asked(sample, name, "has states that nobody knows", values, ways)
+            raise _asked(sample, name, asked[0], values, asked[1:])
     if "behaviour" in roles or any(_show_returns(role, sample, roles) for role in roles):
         return list(sample.table.column_names)
     mostly: list[str] = []
@@ -180,7 +186,7 @@ def ask_about_returns(
     return mostly
 
 
-def with_lines_of_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> Roles:
+def with_lines_of_returns(sample: Sample, roles: Roles, chosen: Chosen) -> Roles:
     """The roles, with `line` behind those whose marked rows repeat a purchase, so are its return.
 
     Elsewhere, a column such as `Retoure` says of a purchase itself that it was taken back.
@@ -208,17 +214,23 @@ def with_lines_of_returns(sample: Sample, roles: Roles, chosen: Mapping[str, str
     return roles
 
 
-def _strange_states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[str]]]:
-    """Columns of states of orders of which many rows have values that nobody knows, with these.
+def _states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[str], str, str, str]]:
+    """Columns with states of orders that nobody knows in many rows, or with another name, and ways.
 
     States of addresses and of products have one value for each user or item.
     """
     known = {role: match for role, match in roles.items() if "status" not in role}
     for name in free_columns(sample, known):
-        if rank(name, EVENT_WORDS["order_status"]) is None or is_of_a_user(name):
-            continue
         values = sample.texts(name)
-        states = returns.strange_states(values) if sample.counts[name] == 1 else []
+        if sample.counts[name] > 1 or is_of_a_user(name):
+            continue
+        if rank(name, EVENT_WORDS["order_status"]) is None:
+            states = [t for t in returns.names_of_returns(values) if TAKEN.issuperset(words_of(t))]
+            if 0 < len(states) < len(pc.unique(sample.table[name])):
+                no = f"taken_back={NO_COLUMN}"
+                yield name, states, "says that rows were taken back", f"order_status={name}", no
+            continue
+        states = returns.strange_states(values)
         strange = pc.sum(pc.is_in(values, value_set=pa.array(states, pa.string()))).as_py() or 0
         owners = ({"item": roles[role]} for role in ("user", "item"))
         usual = len(states) == 1 and strange > MOST_RETURNS * len(values)  # not that of returns
@@ -227,11 +239,13 @@ def _strange_states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[st
             and strange > MOST_STRANGE * len(values)
             and not any(is_of_items(sample, owner, name, SURE_OF_ONE) for owner in owners)
         ):
-            yield name, sorted(states, key=values.to_pylist().count)
+            states = sorted(states, key=values.to_pylist().count)
+            ways = (f"taken_back={name}={states[0]}", f"order_status={name}")
+            yield name, states, "has states that nobody knows", *ways
 
 
 def _asked(
-    sample: Sample, name: str, what: str, values: pa.ChunkedArray, ways: tuple[str, str]
+    sample: Sample, name: str, what: str, values: pa.ChunkedArray, ways: Sequence[str]
 ) -> DataError:
     """The question about rows with these values of a column, with two answers for `--column`."""
     yes, no = map(shlex.quote, ways)
@@ -256,9 +270,8 @@ def _marks_of_returns(
         if name in unasked or sample.counts[name] > 1 or is_of_a_user(name):
             continue
         texts = sample.texts(name)
-        if is_order or name == roles["item"].column:
-            if mark := _ends_of_returns(texts, is_order):
-                yield name, "ends like a return", mark
+        if is_order or name in (roles[role].column for role in ("item", "title") if role in roles):
+            yield from ((name, *mark) for mark in _ends_of_returns(texts, is_order))
             continue
         kinds = set(pc.unique(texts).to_pylist())
         signs = {kind for kind in kinds if kind.lower() in RETURN_SIGNS}
@@ -281,17 +294,25 @@ def _marks_of_returns(
             yield name, "marks rows that repeat a purchase", "|".join(taken)
 
 
-def _ends_of_returns(ids: pa.ChunkedArray, is_order: bool) -> str:
-    """The ends of ids, such as *-RET, of which most other ids have the beginning; or empty."""
-    ends = RETURN_ENDS | (words("credit_numbers") if is_order else frozenset())
-    form = rf"(?i)^(?P<id>.*\w)(?P<end>[-_/ .#](?:{'|'.join(sorted(ends))})\d{{0,2}})$"
-    parts = pc.extract_regex(ids, form)
-    marked = pc.is_valid(parts)
-    plain = pc.unique(ids.filter(pc.invert(marked)))
-    beside = pc.is_in(pc.struct_field(parts, "id").filter(marked), value_set=plain)
-    few = 2 * (pc.sum(beside).as_py() or 0) < len(beside)
-    found = pc.unique(pc.struct_field(parts, "end").filter(marked)).to_pylist()
-    return "" if few else "|".join(f"*{end}" for end in found[: returns.MOST_KINDS])
+def _ends_of_returns(ids: pa.ChunkedArray, is_order: bool) -> Iterator[tuple[str, str]]:
+    """The ends of ids, such as *-RET, and the beginnings, as (RETURNED) *, and which they are.
+
+    Most of these ids without it are other ids.
+    """
+    ends = "|".join(sorted(RETURN_ENDS | (words("credit_numbers") if is_order else frozenset())))
+    begins = "|".join(sorted(RETURN_ENDS | words("called_off") | words("returned")))
+    for what, form, wild in (
+        ("ends", rf"(?i)^(?P<id>.*\w)(?P<mark>[-_/ .#](?:{ends})\d{{0,2}})$", "*{}"),
+        ("begins", rf"(?i)^(?P<mark>\W?(?:{begins})\W+)(?P<id>\w.*)$", "{}*"),
+    ):
+        parts = pc.extract_regex(ids, form)
+        marked = pc.is_valid(parts)
+        plain = pc.unique(ids.filter(pc.invert(marked)))
+        beside = pc.is_in(pc.struct_field(parts, "id").filter(marked), value_set=plain)
+        marks = pc.unique(pc.struct_field(parts, "mark").filter(marked)).to_pylist()
+        if marks and 2 * pc.sum(beside).as_py() >= len(beside):
+            mark = "|".join(map(wild.format, marks[: returns.MOST_KINDS]))
+            yield f"{what} like a return", mark
 
 
 def _owners(sample: Sample, roles: Roles) -> pa.ChunkedArray:
@@ -373,7 +394,7 @@ def _texts(sample: Sample, name: str) -> pa.ChunkedArray:
     return pc.utf8_trim_whitespace(pc.fill_null(as_text(column), ""))
 
 
-def unread_exclusions(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> list[str]:
+def unread_exclusions(sample: Sample, roles: Roles, chosen: Chosen) -> list[str]:
     """Sentences on columns such as `sold_out` and `returned` whose values cannot be read as such.
 
     They seem to say that items must not be recommended, or that events must not count. So does a

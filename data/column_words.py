@@ -17,7 +17,7 @@ _TABLE = tomllib.loads(files("recsys.data").joinpath("words.toml").read_text("ut
 WORDS: dict[str, str] = _TABLE["words"]
 CURRENCY_AT_END = r"(?i)[\W_]+(eur|euro|usd|gbp|chf|pln|sek|dkk|nok|czk)\W*$"  # Preis (EUR)
 OF = ("", "of", "d", "de", "du", "del", "dela", "della", "dell", "da", "do", "di", "van", "vande",
-      "des", "der")  # fmt: skip
+      "des", "der", "for", "fur", "pour")  # fmt: skip
 SURE_PARTS = 6  # characters of a name that may stand inside a longer one, like `fk_customer_id`
 ENDINGS = ("id", "nr", "number", "nummer", "code", "stamp", "time", "type")
 

@@ -35,6 +35,7 @@ from recsys.data.sample import (
     FILE_ORDER,
     NEEDED,
     NO_COLUMN,
+    Chosen,
     Found,
     Roles,
     Sample,
@@ -56,7 +57,7 @@ IN_ORDER = ("item", "timestamp", "user", "session", "behaviour", "rating", "quan
 
 
 def recognise_events(
-    sample: Sample, chosen: Mapping[str, str | None], items: Sample | None, rules: TimeRules
+    sample: Sample, chosen: Chosen, items: Sample | None, rules: TimeRules
 ) -> Roles:
     """The roles of the columns of events: user, item, timestamp, behaviour, rating and session.
 
@@ -103,7 +104,10 @@ def recognise_events(
             ranked = [
                 (order, n) for order, n in ranked if order < 2 or not is_of_items(sample, roles, n)
             ]
-        own = [pair for pair in ranked if role != "timestamp" or not is_of_later(pair[1])]
+        own = [
+            (order, n) for order, n in ranked
+            if role != "timestamp" or not (is_of_later(n) or is_of_a_user(n))
+        ]  # fmt: skip
         if role in ("timestamp", "behaviour", "user") and not own:
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
             own = [(0, name) for name in once if candidates.is_unnamed(role, sample, rules, name)]
@@ -142,9 +146,7 @@ def _refuse_persons(sample: Sample, roles: Roles, session: str) -> None:
             raise DataError(f"{sentence('persons', path=sample.path, **said)}\n{sample.show()}")
 
 
-def mapped(
-    sample: Sample, chosen: Mapping[str, str | None], mapping: Mapping[str, str], *, of_items: bool
-) -> Roles:
+def mapped(sample: Sample, chosen: Chosen, mapping: Mapping[str, str], *, of_items: bool) -> Roles:
     """The roles of the columns of earlier files; those that the settings name (`chosen`) win.
 
     Raises:
@@ -170,11 +172,7 @@ def mapped(
 
 
 def check_new_columns(
-    sample: Sample,
-    chosen: Mapping[str, str | None],
-    roles: Roles,
-    before: Collection[str],
-    rules: TimeRules,
+    sample: Sample, chosen: Chosen, roles: Roles, before: Collection[str], rules: TimeRules
 ) -> None:
     """Refuse a column that the first run did not have, and that may say what is negative.
 
@@ -203,7 +201,7 @@ def check_new_columns(
 
 
 def recognise_items(
-    sample: Sample, chosen: Mapping[str, str | None], item: str, events: pa.ChunkedArray,
+    sample: Sample, chosen: Chosen, item: str, events: pa.ChunkedArray,
     rules: TimeRules, mapping: Mapping[str, str] | None = None,
 ) -> Roles:  # fmt: skip
     """The roles of the columns of the items file.
@@ -262,9 +260,7 @@ def _take_short_text(sample: Sample, roles: Roles) -> None:
         roles["text"] = Found(taken[0], "by name and content")
 
 
-def _take_fields(
-    sample: Sample, chosen: Mapping[str, str | None], roles: Roles, *, named_items: bool
-) -> None:
+def _take_fields(sample: Sample, chosen: Chosen, roles: Roles, *, named_items: bool) -> None:
     """Take the columns of the events that describe items, and a title as the item without an id."""
     for role, groups in EVENT_FIELDS.items():
         if role in roles or chosen.get(role) == NO_COLUMN:
@@ -291,7 +287,7 @@ def _take_fields(
         roles["item"] = Found(title, "there are no item ids, so the names stand for the items")
 
 
-def _given(sample: Sample, chosen: Mapping[str, str | None], words: Mapping[str, Groups]) -> Roles:
+def _given(sample: Sample, chosen: Chosen, words: Mapping[str, Groups]) -> Roles:
     """The roles that the settings name."""
     roles = {}
     for role in words:
@@ -305,7 +301,7 @@ def _given(sample: Sample, chosen: Mapping[str, str | None], words: Mapping[str,
     return roles
 
 
-def _best_ids(items: Sample, chosen: Mapping[str, str | None]) -> pa.ChunkedArray:
+def _best_ids(items: Sample, chosen: Chosen) -> pa.ChunkedArray:
     """All values of the columns of the items file that may hold the item id."""
     names = items.table.column_names
     named = chosen.get("id") or chosen.get("item")
@@ -353,7 +349,7 @@ def _take_published(ranked: list[tuple[int, str]], roles: Roles) -> None:
         roles[label] = Found(name, "by name and content")
 
 
-def _take_clock(sample: Sample, chosen: Mapping[str, str | None], roles: Roles) -> None:
+def _take_clock(sample: Sample, chosen: Chosen, roles: Roles) -> None:
     """Find the time of day, or what divides seconds, in a column of its own."""
     if chosen.get("clock") is not None or "timestamp" not in roles:
         return

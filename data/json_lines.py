@@ -246,16 +246,9 @@ def list_of_items(lists: Mapping[str, Iterable[str]]) -> str | None:
     >>> list_of_items({"lines": ["lines.sku"], "taxes": ["taxes.rate"], "refunds": ["refunds.sku"]})
     'lines'
     """
-    named = [
-        name
-        for name, fields in lists.items()
-        if level(name) != 0  # such as `refunds`
-        and any(map(is_of_items, fields))
-    ]
-    for candidates in (list(lists), named):
-        if len(candidates) == 1:
-            return candidates[0]
-    return None
+    others = [name for name in lists if level(name) != 0]  # such as `refunds`
+    named = [name for name in others if any(map(is_of_items, lists[name]))]
+    return next((names[0] for names in (others, named) if len(names) == 1), None)
 
 
 def exploded(table: pa.Table, name: str | None) -> pa.Table:

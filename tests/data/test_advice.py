@@ -160,9 +160,6 @@ def test_an_order_number_in_each_row_shows_that_rows_are_not_grouped(shop):
     assert found.counts["rows_with_unreadable_times_dropped"] == 44
 
 
-# Exports of ERP systems
-
-
 @pytest.mark.parametrize(
     ("head", "order"),
     [("Auftrag;Kunde;Material;Menge;Datum", "Auftrag"),
@@ -189,9 +186,6 @@ def test_a_material_that_products_are_made_of_is_no_item(shop):
         for n in ROWS
     ]
     assert shop(table("customer,product name,material,date", rows)).roles["item"] == "product name"
-
-
-# Lists of attendees
 
 
 @pytest.mark.parametrize("event", ["Event Name", "Event", "Event Title", "Veranstaltung"])
@@ -309,9 +303,6 @@ def test_xml_has_a_command_and_pages_are_refused(shop, read_as_advised):
 def test_two_numbered_columns_of_something_else_are_no_baskets(shop):
     rows = [(f"c{n % 20}", f"p{n * 7 % 11}", T + 5000 * n, "a", "b") for n in ROWS]
     assert shop(table("customer,sku,date,address 1,address 2", rows)).data.item_ids.size == 11
-
-
-# Times
 
 
 def lines(value, name="createdAt"):

@@ -186,9 +186,6 @@ def test_where_most_is_bought_again_no_kind_marks_returns(shop, name, kinds):
         shop(table(f"customer,sku,bought_at,{name}", few))
 
 
-# Files of another form
-
-
 HISTORIES = {f"u{n}": [f"p{(n * 7 + 3 * j) % 19}" for j in range(6)] for n in range(30)}
 ROWS = [
     (u, p, moment(n)) for n, (u, p) in enumerate((u, p) for u in HISTORIES for p in HISTORIES[u])

@@ -84,9 +84,6 @@ def test_a_night_that_loses_most_of_its_rows_stops(night, bad, why):
     assert night(DOTS, good[:5] + [bad] * 4).num_rows == 5  # a share of so few says little
 
 
-# Names of columns
-
-
 @pytest.mark.parametrize(
     "name",
     ["E-mail client", "Adresse e-mail", "Correo electrónico", "E-mail cliente", "Klantnaam (@)",
@@ -113,9 +110,6 @@ def test_a_code_beside_a_title_is_the_item(shop, code, title):
     found = shop(table(f"customer;{code};{title};date", rows, ";"))
     assert (found.roles["item"], found.roles["title"]) == (code, title)
     assert "000" in found.data.item_ids
-
-
-# Ids
 
 
 @pytest.mark.parametrize(
@@ -310,9 +304,6 @@ def test_a_file_of_the_night_without_a_header_is_refused_with_advice_that_works(
     assert read({}, column_names=("Kunde", "Artikel", "Datum")) == 180
 
 
-# Names of columns in exports of reviews, tills and members
-
-
 @pytest.mark.parametrize(
     ("name", "up", "down"),
     [("thumbs", "up", "down"), ("Vote", "Upvote", "Downvote"), ("reaction", "like", "dislike"),
@@ -334,16 +325,18 @@ def test_votes_in_words_are_ratings(shop, name, up, down):
                    "Bestellmenge", "Net items sold", "Menge (- Erstattung)",
                    "Quantité (- Remboursement)"]),
      ("user", ["household_key", "Loyalty card", "Kundenkarte", "Debitorennummer", "Guest ID",
-               "Reader ID", "Account Number", "Buyer Username", "Mitgliedsnummer"])],
+               "Reader ID", "Account Number", "Buyer Username", "Mitgliedsnummer", "player",
+               "donor_id", "candidate", "msisdn", "Bewerber"]),
+     ("item", ["game", "project", "job_id", "episode", "Stelle", "podcast", "candidate"])],
 )  # fmt: skip
 def test_a_role_has_many_names(shop, role, names):
     rows = [
         (n // 3, f"m{n // 3 % 13}", f"p{n * 7 % 11}", 1 + n % 5, T + n * 90_000) for n in range(120)
     ]
     for name in names:
-        usual = {"user": "customer", "value": "price"}
-        columns = usual | {"user" if role == "user" else "value": name}
-        found = shop(table(f"receipt_id,{columns['user']},sku,{columns['value']},date", rows))
+        usual = {"user": "customer", "item": "sku", "value": "price"}
+        columns = usual | {role if role in usual else "value": name}
+        found = shop(table(f"receipt_id,{','.join(columns.values())},date", rows))
         assert found.roles[role] == name
         assert found.data.interactions.user_ids.size == 13
 
@@ -430,6 +423,8 @@ MARKS_OF_RETURNS = [
     ("Return of", "", "O{}", "*"), ("Qty in", "0", "1", "1"),
     ("Order", "{}", "{}-RET", "*-RET"), ("Receipt", "{}", "{}/CN", "*/CN"),
     ("SKU", "A{item}", "A{item}-RET", "*-RET"), ("SKU", "A{item}", "A{item}_retour", "*_retour"),
+    ("SKU", "A{item}", "RET-A{item}", "RET-*"), ("SKU", "T{item}", "Void: T{item}", "Void: *"),
+    ("Title", "Tea {item}", "(RETURNED) Tea {item}", "(RETURNED) *"),
 ]  # fmt: skip
 
 
@@ -549,9 +544,6 @@ def test_an_unclear_day_in_the_items_file_is_asked_about(shop, role):
     assert [time.gmtime(moment - 1)[1:3] for moment in moments] == (
         [(4, 3), (3, 4)] if role == "valid_until" else [(4, 2), (3, 3)]
     )
-
-
-# Files of the night in the forms of the first run
 
 
 def test_an_unknown_item_in_nearly_every_order_is_named_at_night(shop, raw, capsys):

@@ -63,9 +63,6 @@ def of_the_night(found: Any, raw: Path, text: str, **form: Any) -> pa.Table:
     return found.night(raw / "new.csv", **form)
 
 
-# Titles under the name of an item, in the items file
-
-
 @pytest.mark.parametrize(
     ("ids", "name"),
     [("SKU", "Product"), ("Artikelnummer", "Artikel"), ("Référence", "Produit"),
@@ -115,9 +112,6 @@ def test_the_name_in_the_record_of_an_item_is_its_title(shop, form, name, record
     assert sorted(found.values("title")) == sorted(name.format(n) for n in range(11))
 
 
-# Names of columns in the main languages
-
-
 @pytest.mark.parametrize(
     "head",
     ["Codice cliente;Codice articolo;Data ordine;Quantità;Prezzo",
@@ -145,7 +139,7 @@ def test_columns_are_recognised_in_eight_languages(shop, head):
     ("head", "options"),
     [
         ("Wer,Was,Preis", "user=Wer item=Was timestamp=file-order"),
-        ("minutes,player_id,score", "user=player_id item=minutes timestamp=file-order"),
+        ("minutes,streamer_id,score", "user=streamer_id item=minutes timestamp=file-order"),
         ("alpha,beta,gamma", "user=alpha item=beta timestamp=file-order"),
         ("customer_id,visitor_id,thing", "user=customer_id item=visitor_id timestamp=file-order"),
         ("Patron Barcode,Item Barcode,Mark",
@@ -372,9 +366,6 @@ def test_an_artist_beside_the_name_of_an_item_is_none(shop, head, item):
         assert found.values("brand")[:2] == ["Band 0", "Band 1"]
 
 
-# Items without an id
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_an_item_without_an_id_has_that_of_its_title(shop, late):
     titles = [*"ABCDEFGHI", "Shirt", "Shirt"]  # one title of two items, and one item without an id
@@ -389,9 +380,6 @@ def test_an_item_without_an_id_has_that_of_its_title(shop, late):
     assert found.counts["rows_named_by_the_id_of_their_title"] == len(clear) - len(unclear)
     ids = {"Tea A", "Tea Shirt", *(f"p{n}" for n in range(1, 11))}
     assert {*found.data.item_ids.tolist()} == ids
-
-
-# Columns of payments and of kinds of products are no types of events
 
 
 @pytest.mark.parametrize(
@@ -448,6 +436,20 @@ def test_known_takebacks_among_unknown_kinds_of_events(shop, column, usual, back
     assert (said in found.notes) == (usual != "Bestellung")
 
 
+@pytest.mark.parametrize(
+    ("name", "states", "left"),
+    [("outcome", ("completed", "returned", "cancelled"), 140), ("note", ("", "storniert", ""), 160),
+     ("resolution", ("", "Refund", "Exchange"), 160), ("result", ("kept", "void", "kept"), 160)],
+)  # fmt: skip
+def test_states_of_orders_under_another_name_are_asked_about(shop, name, states, left):
+    text = events(180, lambda n: (*states, *states[:1] * 6)[n % 9], head=f"user,item,date,{name}")
+    with pytest.raises(DataError, match=f"{name!r} says that rows were taken back in") as asked:
+        shop(text)
+    assert f"--column order_status={name}, which" in str(asked.value)
+    assert shop(text, columns={"order_status": name}).data.interactions.item.size == left
+    assert shop(text, columns={"taken_back": "none"}).data.interactions.item.size == 180
+
+
 # What was taken back, in the words of eight languages
 
 
@@ -455,7 +457,7 @@ DATES_OF_RETURNS = [
     "Storniert am", "Rückgabedatum", "Retourniert am", "Annulé le", "Date de remboursement",
     "Annullato il", "Data rimborso", "Anulado el", "Fecha de devolución", "Cancelado em",
     "Data do estorno", "Devolvido em", "Geannuleerd op", "Datum van terugbetaling",
-    "Data anulowania", "Data zwrotu", "Cancelled on", "Date of refund", "Refund date",
+    "Data anulowania", "Data zwrotu", "Cancelled on", "Date of refund", "Refund date", "RMA Date",
 ]  # fmt: skip
 
 
@@ -496,6 +498,7 @@ NAMES_OF_STATES = [
 NUMBERS_OF_RETURNS = {
     "RMA Number": "RMA{}", "Return ID": "{}", "Credit Memo #": "CM-{}", "N° avoir": "AV{}",
     "Retourennummer": "RT{}", "Gutschriftsnr.": "G/{}", "Nº de devolución": "D{}",
+    "Return Reason": "torn {}", "Motivo da devolução": "Defeito {}", "Retourengrund": "zu klein {}",
 }  # fmt: skip
 # Column, usual value, the value of a cancelled row and that of a returned one, and the role.
 TAKEN_BACK = [
@@ -541,7 +544,7 @@ def test_a_column_that_numbers_every_line_is_of_no_returns(shop, column):
      ("Quantité remboursée", ("0", "3")), ("product_quantity_refunded", ("0", "2")),
      ("product_quantity_return", ("0", "1")), ("refund", ("0.00", "9.99")),
      ("Kwota zwrotu", ("", "12.50")),
-     ("Motivo da devolução", ("", "Defeito")), ("Stornogrund", ("", "zu spät")),
+     ("Return Comment", ("", "torn")), ("RMA Status", ("", "sent")),
      ("rating", ("fine", "awful")), ("Bewertung", ("edel", "mies")),
      ("order_status", ("paid", "Cancel it")), ("Status", ("Zrealizowane", "Do zwrotu")),
      ("Status", ("Delivered", "Parked")), ("returned", ("no", "partial")),
@@ -705,6 +708,9 @@ def test_of_files_with_other_columns_the_one_with_more_may_be_read_alone(shop, r
      ("Retouren 2026", True, "user,item,timestamp,order,qty", "order,item,qty,refunded_at"),
      ("devoluciones", False, "order,user,item,timestamp", "order,sku,refund_date"),
      ("a-credit-notes", True, "order,user,item,timestamp", "order,sku,reason"),
+     ("refund", False, "order,user,item,timestamp", "order,refund_date"),
+     ("cancelled_orders", True, "order,user,item,timestamp", "order,sku,reason"),
+     ("orders annulés", False, "order,user,item,timestamp", "order,refund_date"),
      ("rma", True, "user,item,timestamp,qty", "user,item,reason,Datum")],
 )  # fmt: skip
 def test_the_advice_for_orders_and_returns_in_one_folder_reads_both(
@@ -712,8 +718,8 @@ def test_the_advice_for_orders_and_returns_in_one_folder_reads_both(
 ):
     (raw / "shop").mkdir()
     rows = [
-        {"user": f"u{n % 20}", "item": f"p{n}", "timestamp": f"2025-02-{1 + n % 28:02}", "qty": 1,
-         "order": f"R{n}"} for n in range(180)
+        {"user": f"u{n % 20}", "item": f"p{n % 179}", "timestamp": f"2025-02-{1 + n % 28:02}",
+         "order": f"R{n}", "qty": 1} for n in range(180)
     ]  # fmt: skip
     for row in rows:
         row |= dict.fromkeys(("refunded_at", "refund_date", "Datum"), "2025-04-05")
@@ -730,12 +736,14 @@ def test_the_advice_for_orders_and_returns_in_one_folder_reads_both(
     read = (
         partial(find_tables, folder) if with_items else partial(shop, text, file="shop/orders.csv")
     )
-    with pytest.raises(DataError, match=r"has returns of what orders.csv has") as refused:
+    kind = "cancelled orders" if "nul" in name or "cel" in name else "returns"
+    with pytest.raises(DataError, match=f"has {kind} of what orders.csv has") as refused:
         read()
-    path, *items = shlex.split(follow(str(refused.value).partition("are returns: ")[2]))
+    path, *items = shlex.split(follow(str(refused.value).partition("name no items: ")[2]))
     assert items == ["--items", str(raw / "shop/products.csv")] * with_items
     found = shop(Path(path).read_text())
-    assert found.counts["negative_events_dropped"] == 9
+    rule = "negative_events" if kind == "returns" else "rows_of_cancelled_orders"
+    assert found.counts[f"{rule}_dropped"] == 9
     assert found.data.interactions.item.size == 171
     assert not {f"p{n}" for n in range(3, 180, 20)} & {*sum(found.histories.values(), [])}  # noqa: RUF017
 
@@ -994,9 +1002,6 @@ def test_the_note_on_an_unknown_type_agrees_with_its_role(shop):
         assert f"{name!r} has no usual name and is taken as {types[name]}" in found.notes
 
 
-# Ratings
-
-
 @pytest.mark.parametrize(
     "scale",
     [(1, 2, 3, 4, 5), range(1, 11), [n / 2 for n in range(1, 11)], (0, 25, 50, 75, 100), (1, 0)],
@@ -1041,9 +1046,6 @@ def test_counts_of_which_nearly_all_would_vanish_still_stop(shop, high):
     text = events(192, lambda n: counts[n % 32], head="user,item,timestamp,rating")
     with pytest.raises(DataError, match=r"would be removed.*data\.clean\.negative_rating"):
         shop(text)
-
-
-# One notation of prices in a shop
 
 
 @pytest.mark.parametrize(
@@ -1252,9 +1254,6 @@ def test_kinds_of_lines_of_shopware_are_no_products(shop, qty, kind, price):
     assert "negative_events_dropped" not in found.counts
 
 
-# Several items in one cell
-
-
 @pytest.mark.parametrize(
     "form",
     ['["{}"]', "['{}']", "[{}]", "{{{}}}", '{{"{}"}}', "('{}')", "{{'{}'}}", "({})", "[{}|"],
@@ -1317,6 +1316,25 @@ def test_titles_of_two_kinds_in_the_cells_of_a_plural_are_asked_about(shop, mark
         return
     with pytest.raises(DataError, match="look like several items"):
         shop(text)
+
+
+@pytest.mark.parametrize("several", [2, 30])
+@pytest.mark.parametrize("column", ["items", "Product name", "sku"])
+def test_items_on_lines_of_a_cell_are_divided_with_their_prices(shop, several, column):
+    rows = []
+    for n in range(180):
+        items = [n + k for k in range(1 + 2 * (n % several == 0))]
+        cells = ["\n".join(form.format(i * 7 % 11) for i in items) for form in ("Tea {}", "{}.5")]
+        rows.append((f"u{n % 20}", *(f'"{cell}"' for cell in cells), T + 5000 * n))
+    text, form = table(f"user,{column},price,date", rows), {"item_separator": "\n"}
+    if column != "items":
+        with pytest.raises(DataError, match="look like several items") as asked:
+            shop(text)
+        assert 'data.clean.item_separator="\\n"' in str(asked.value)
+        assert shop(text, clean={"item_separator": "none"}).data.interactions.item.size == 180
+    found = shop(text, clean=form if column != "items" else {})
+    prices = dict(zip(found.values("title"), found.values("price"), strict=True))
+    assert prices == {f"Tea {n}": n + 0.5 for n in range(11)}
 
 
 def test_titles_with_commas_in_a_list_stay_whole(shop):
@@ -1418,9 +1436,6 @@ def test_titles_in_polish_have_their_letters(shop, encoding, title):
     assert found.info["cleaning"]["findings"][-1]["examples"] == [f"items.csv: {encoding}"]
 
 
-# Missing ids
-
-
 @pytest.mark.parametrize("nothing", ["N/A", "null", "None", "-", "NA", "n.a.", "(not set)", "--"])
 def test_an_item_that_says_nothing_is_missing(shop, nothing):
     items = table("item,title", [*((f"p{n}", f"T{n}") for n in range(11)), (nothing, "Nothing")])
@@ -1439,9 +1454,6 @@ def test_many_missing_items_stop_without_advice_on_columns_that_do_not_exist(sho
     with pytest.raises(DataError, match=r"90 of 180 events.* would be removed") as refused:
         shop(bought(lambda n: "N/A" if n % 2 else f"p{n % 11}"))
     assert "=NAME" not in str(refused.value)
-
-
-# A fee in nearly every order, whose name no list knows
 
 
 def with_bags(n_items: int, head: str = "order_id,user,item,timestamp", kind: str = "") -> str:
@@ -1472,9 +1484,6 @@ def test_it_is_not_asked_about_in_shops_that_say_what_it_is_or_have_few_items(sh
     head = "order_id,user,item,timestamp,Positionstyp"
     found = shop(with_bags(31, head, "Versandposition"))
     assert found.counts["rows_of_no_products_dropped"] == 100
-
-
-# Known words of a state that was kept, with another one behind them
 
 
 @pytest.mark.parametrize(
@@ -1519,9 +1528,6 @@ def test_kinds_of_lines_that_count_as_items_are_named(shop):
     setting = notes.partition("--set 'data.clean.drop_items=")[2].partition("'")[0]
     found = shop(text, clean={"drop_items": json.loads(setting)})
     assert {item[0] for item in found.data.item_ids.tolist()} == {"p"}
-
-
-# Several rules that each remove less than the bound
 
 
 def test_the_sum_of_what_rules_remove_is_bounded(shop, tmp_path):
