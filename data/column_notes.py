@@ -84,9 +84,7 @@ def _note(note: str, sample: Sample, name: str, values: pa.ChunkedArray, **other
 def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
     """Sentences on columns of ids and times that a spreadsheet has shortened to powers of ten."""
     notes = []
-    for role in ("user", "item", "id", "timestamp"):
-        if role not in roles:
-            continue
+    for role in [role for role in ("user", "item", "id", "timestamp") if role in roles]:
         name = roles[role].column
         values = sample.texts(name)
         kind, digits = ("times", "{1,8}") if role == "timestamp" else ("ids", "+")
@@ -134,7 +132,7 @@ def ask_about_returns(
                     sentence("lists_of_returns", path=sample.path, name=name, count=count)
                 )
     are_orders = {"behaviour", "rating"}.isdisjoint(roles) and chosen.get("order_status") is None
-    for name, states, *asked in _states(sample, roles) if is_open and are_orders else ():
+    for name, states, *asked in _states(sample, roles, chosen) if is_open and are_orders else ():
         if name not in unasked:
             values = sample.texts(name).filter(pc.is_in(sample.texts(name), pa.array(states)))
             raise _asked(sample, name, asked[0], values, asked[1:])
@@ -214,7 +212,9 @@ def with_lines_of_returns(sample: Sample, roles: Roles, chosen: Chosen) -> Roles
     return roles
 
 
-def _states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[str], str, str, str]]:
+def _states(
+    sample: Sample, roles: Roles, chosen: Chosen
+) -> Iterator[tuple[str, list[str], str, str, str]]:
     """Columns with states of orders that nobody knows in many rows, or with another name, and ways.
 
     States of addresses and of products have one value for each user or item.
@@ -226,7 +226,8 @@ def _states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[str], str,
             continue
         if rank(name, EVENT_WORDS["order_status"]) is None:
             states = [t for t in returns.names_of_returns(values) if TAKEN.issuperset(words_of(t))]
-            if 0 < len(states) < len(pc.unique(sample.table[name])):
+            kinds = pc.unique(sample.table[name])
+            if 0 < len(states) < len(kinds) and not chosen.get("behaviour"):
                 no = f"taken_back={NO_COLUMN}"
                 yield name, states, "says that rows were taken back", f"order_status={name}", no
             continue
@@ -234,11 +235,9 @@ def _states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[str], str,
         strange = pc.sum(pc.is_in(values, value_set=pa.array(states, pa.string()))).as_py() or 0
         owners = ({"item": roles[role]} for role in ("user", "item"))
         usual = len(states) == 1 and strange > MOST_RETURNS * len(values)  # not that of returns
-        if (
-            not usual
-            and strange > MOST_STRANGE * len(values)
-            and not any(is_of_items(sample, owner, name, SURE_OF_ONE) for owner in owners)
-        ):
+        if usual or strange <= MOST_STRANGE * len(values):
+            continue
+        if not any(is_of_items(sample, owner, name, SURE_OF_ONE) for owner in owners):
             states = sorted(states, key=values.to_pylist().count)
             ways = (f"taken_back={name}={states[0]}", f"order_status={name}")
             yield name, states, "has states that nobody knows", *ways
