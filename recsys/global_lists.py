@@ -88,7 +88,8 @@ def _search(
     trie, request = batch.epoch.trie, batch.search_request().reserving(engine.prompt_slots)
     search, evidence = Search.of(request, engine.target, trie), batch.evidence(retrieval)
     eps = max(torch.finfo(kind).eps for kind in (torch.float32, search.model.dtype))
-    limit = least - _ROUNDINGS * eps * min(max(1.0, abs(least)), 1e9)
+    size = max(1.0, abs(least), reranker.most_of_model)
+    limit = least - _ROUNDINGS * eps * min(size, 1e9)
     step = replace(search.step, gains=_bounds(batch, evidence, reranker, search.model.device))
     prune = partial(above, torch.full((1,), limit, dtype=torch.float64, device=search.model.device))
     # room for a node in each level, even if those before it need all others
@@ -117,10 +118,10 @@ def _bounds(batch: Batch, evidence: Evidence, reranker: Reranker, device: torch.
     most, places = np.full(trie.num_items, -np.inf), trie.item_places(free)
     for start in range(0, len(free), _AT_A_TIME):
         part = slice(start, start + _AT_A_TIME)
-        never = np.full((1, len(free[part])), _NEVER, np.float32)
-        most[places[part]] = score_items(evidence, [free[part]], never)[0]
-    if (gains := batch.gains(free[None])) is not None:
-        most[places] += gains[0]
+        some = free[None, part]
+        never, gains = np.full(some.shape, _NEVER, np.float32), batch.gains(some)
+        # rounded together: a boost may be as large as a score, and of the other sign
+        most[places[part]] = score_items(evidence, list(some), never, gains)[0]
     below = torch.from_numpy(most_below(trie, most)).to(device)
     line = torch.zeros(1, dtype=torch.int64, device=device)
     return Bounds((below,), line, reranker.most_of_model)

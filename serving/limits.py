@@ -34,7 +34,7 @@ class Caller:
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it is immutable
 
 
-def work_of(request: RecommendRequest, prompt_items: int) -> float:
+def work_of(request: RecommendRequest, prompt_items: int, blended: bool = False) -> float:
     """Estimate the work of a request: beams x prompt, and more if more than beams is wanted.
 
     The prompt has `prompt_items` items at most; half of the work does not depend on it. Looking up
@@ -45,15 +45,14 @@ def work_of(request: RecommendRequest, prompt_items: int) -> float:
     (1.1, 5.0)
     >>> work_of(RecommendRequest(["a"] * 50, 10, trace=True), 50)
     5.1
+    >>> [work_of(RecommendRequest([], 20, guarantee="global"), 50, b) for b in (False, True)]
+    [1.0, 2.5]
     """
     beams = max(MIN_BEAMS, request.k) / MIN_BEAMS
     prompt = (1 + min(1.0, len(request.history) / prompt_items)) / 2
     is_proven = request.guarantee == "global"
-    in_torch = (
-        request.trace
-        or request.mode not in (Mode.AUTO, Mode.BEAM)
-        or (is_proven and (request.boosts or request.blend is not False))
-    )
+    in_torch = request.trace or request.mode not in (Mode.AUTO, Mode.BEAM)
+    in_torch = in_torch or (is_proven and (blended or bool(request.boosts)))
     more = IN_TORCH if in_torch else 2 if is_proven else 1
     return beams * prompt * more + len(request.history) / 500
 

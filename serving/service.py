@@ -232,8 +232,7 @@ class Service:
         except Exception as error:
             cause = error.__cause__ if isinstance(error, ProblemError) else None
             self.failure = cause if isinstance(cause, Exception) else error
-            is_expected = isinstance(self.failure, RecsysError)  # its text is enough
-            trace = None if is_expected else self.failure
+            trace = None if isinstance(self.failure, RecsysError) else self.failure  # text will do
             logger.error("start failed: %s", self.failure, exc_info=trace)
             self._enter(Phase.FAILED)
             return
@@ -422,7 +421,8 @@ class Service:
         return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
 
     async def _decode(self, asked: Asked, request: RecommendRequest) -> Answered:
-        work = work_of(request, asked.model.recommender.bundle.prompt.max_items)
+        recommender = asked.model.recommender
+        work = work_of(request, recommender.bundle.prompt.max_items, recommender.blends(request))
         CALLER.get().charge(work - 1)  # the client has paid for one unit
         decoded = await asked.model.queue(work).submit(request, deadline=asked.deadline, work=work)
         assert isinstance(decoded.result, RecommendResult)  # noqa: S101 - asked for one

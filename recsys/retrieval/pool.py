@@ -126,7 +126,10 @@ class Pool:
 
 
 def score_items(
-    evidence: Evidence, items: Sequence[NDArray[np.int32]], log_probs: NDArray[np.float32]
+    evidence: Evidence,
+    items: Sequence[NDArray[np.int32]],
+    log_probs: NDArray[np.float32],
+    gains: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float32]:
     """(n, w) the scores of items in blended lists, -inf behind the end of an array.
 
@@ -134,11 +137,12 @@ def score_items(
         evidence: of n histories, by a retrieval with a reranker.
         items: n arrays of at most w dense items.
         log_probs: (n, w) of the model, any behind the end of an array.
+        gains: as in `Pool`.
     """
     reranker = evidence.retrieval.reranker
     assert reranker is not None  # noqa: S101 - the lists are blended
     places = Histories.of(items).padded()
-    pool = Pool(places, log_probs, np.zeros(places.shape, np.int8), evidence)
+    pool = Pool(places, log_probs, np.zeros(places.shape, np.int8), evidence, gains)
     ranked, scores, _ = pool.rank(reranker, places.shape[1])
     found = np.empty(places.shape, np.float32)
     for line, own, score, wanted in zip(found, ranked, scores, places, strict=True):

@@ -170,6 +170,9 @@ class FakeRecommender:
         second = TraceNode(0, 2, 6 + 3, 5, 2, None, -1.0, "patched", 9)
         return Trace([first, second], {1: 3, 2: 4, 3: 0})
 
+    def blends(self, request):
+        return False
+
     def eligible(self, request):
         epoch = self.epoch
         if request.boosts:
