@@ -11,7 +11,6 @@ sequence requires. Only an event that is delivered later, and the erasure of a u
 
 import asyncio
 import bisect
-import contextlib
 import hmac
 import itertools
 import logging
@@ -37,7 +36,7 @@ from recsys.serving.schemas.experiments import (
     ExperimentResults,
 )
 from recsys.serving.shared_changes import Change, SharedState
-from recsys.serving.stores.records import Exposed, Exposure, StoreError, now_ms
+from recsys.serving.stores.records import Exposed, Exposure, now_ms
 from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.experiments")
@@ -275,7 +274,8 @@ class Experiments(SharedState[dict[str, Experiment]]):
         experiments = {}
         for name, fields in stored.get(RUNNING, {}).items():
             try:
-                body = ExperimentBody.model_validate(fields["value"])
+                known = {key: fields["value"][key] for key in fields["value"] if key != "guardrail"}
+                body = ExperimentBody.model_validate(known)  # earlier versions wrote that field
             except ValidationError as error:  # of another version of the service
                 logger.error("experiment %s of the store cannot be read: %s", name, error)
                 continue
@@ -298,8 +298,10 @@ class Experiments(SharedState[dict[str, Experiment]]):
     async def _bound(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            with contextlib.suppress(StoreError):  # the store logs it, and when it works again
+            try:
                 await self._look()
+            except Exception:  # the next look may succeed
+                logger.exception("exposures of experiments could not be counted or deleted")
 
     async def _look(self) -> None:
         """Note which experiments are full, and drop the exposures of deleted and of old ones.
