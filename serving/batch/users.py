@@ -1,6 +1,7 @@
 """Users to score, read by DuckDB in ranges of rows from parquet files or from a canonical data set.
 
-Only the histories of a range are in memory at a time, whatever the number of users.
+Only the users and histories of a range are in memory at a time, whatever the number of users; of
+a data set, what users disliked is in memory as a whole.
 """
 
 from collections.abc import Sequence
@@ -16,25 +17,20 @@ from recsys.errors import DataError
 from recsys.serving.stores.records import NOT_HISTORY, TypedHistory
 
 USER, HISTORY = "user_id", "history"
-KINDS = {
-    "VARCHAR",
-    "TINYINT",
-    "SMALLINT",
-    "INTEGER",
-    "BIGINT",
-    "UTINYINT",
-    "USMALLINT",
-    "UINTEGER",
-    "UBIGINT",
-}
+KINDS = ("VARCHAR", "INT", "INTEGER")  # the ends of the names of types of text and integers
 SKIPPED = 1024  # rows that are passed over at once
 History = TypedHistory | None  # None: the user has no history
-# Of the users at the places of `ids`, the items and types of their events in the order of the data
-# set. All events of a user are in one file.
+# The numbers of users in the data set, null for those who are not in it, in the order of `ids`.
+NUMBERS = """
+    SELECT "user" FROM (SELECT unnest($ids) AS user_id, unnest(range(len($ids))) AS place)
+    LEFT JOIN users USING (user_id)
+    ORDER BY place
+"""
+# Of the users with these numbers, by their places in the list, the items and types of their events
+# in the order of the data set. All events of a user are in one file.
 EVENTS = """
     SELECT place, list(item_id ORDER BY row), list(type ORDER BY row)
-    FROM (SELECT unnest($ids) AS user_id, unnest(range(len($ids))) AS place)
-    JOIN users USING (user_id)
+    FROM (SELECT unnest($users) AS "user", unnest(range(len($users))) AS place)
     JOIN (SELECT "user", item, {type} AS type, file_row_number AS row
           FROM read_parquet($events, file_row_number = true)) USING ("user")
     JOIN items USING (item)
@@ -72,6 +68,7 @@ class Users:
             )
         self._database = duckdb.connect(config={"threads": 1})
         self._path, self._histories, self._not_history = users or histories, histories, not_history
+        self._are_chosen = users is not None
         files = []
         if users is not None:
             files = sorted(users.glob("*.parquet")) if users.is_dir() else [users]
@@ -86,10 +83,10 @@ class Users:
         if self._histories is not None:
             digests.insert(0, read_manifest(self._histories, "dataset").digest)
             files = files or [self._histories / "users.parquet"]
-            for kind in ("user", "item"):  # tables of ids and their numbers
+            for kind in ("user", "item"):  # ids and their numbers
                 file = escape(str(self._histories / f"{kind}s.parquet"))
                 rows = self._database.read_parquet(file, file_row_number=True)
-                rows.project(f'{kind}_id, file_row_number AS "{kind}"').create(f"{kind}s")
+                rows.project(f'{kind}_id, file_row_number AS "{kind}"').create_view(f"{kind}s")
         self.digest = ",".join(digests)
         self._files = [escape(str(file)) for file in files]
         self._count = self._listed().count("*").fetchall()[0][0]
@@ -119,27 +116,32 @@ class Users:
                 )
         ids = [user for user, _ in rows]
         if self._histories is not None:
-            return ids, self._of_dataset(self._histories, ids)
+            numbers = [*range(start, start + len(ids))]  # without a file: all users of the data set
+            if self._are_chosen:
+                found = self._database.execute(NUMBERS, {"ids": ids}).fetchall()
+                numbers = [number for (number,) in found]
+            return ids, self._of_dataset(self._histories, ids, numbers)
         return ids, [None if items is None else TypedHistory(items, []) for _, items in rows]
 
     def _listed(self) -> duckdb.DuckDBPyRelation:
         """All rows: user id and history, with a connection of its own, which no query ends."""
         history = "history::VARCHAR[]" if self._histories is None else "NULL"
-        rows = self._database.cursor().read_parquet(self._files)
+        # by name: ids are texts in all files if they are in one, so that 007 does not become 7
+        rows = self._database.cursor().read_parquet(self._files, union_by_name=True)
         return rows.project(f"user_id::VARCHAR, {history}")
 
     @cached_property
     def _disliked(self) -> Disliked | None:
         return None if self._histories is None else Disliked.read(self._histories)
 
-    def _of_dataset(self, path: Path, ids: list[str]) -> list[History]:
-        """The histories of users in a data set."""
+    def _of_dataset(self, path: Path, ids: list[str], numbers: list[int]) -> list[History]:
+        """The histories of users, who have these numbers in a data set."""
         names = [behaviour.name for behaviour in Dataset.behaviours_of(path)]
         rows = self._database.execute(
             EVENTS.format(type="behaviour" if names else "NULL"),
             {
                 "events": [escape(str(file)) for file in event_files(path)],
-                "ids": ids,
+                "users": numbers,
                 "left_out": [n for n, name in enumerate(names) if name in self._not_history],
             },
         ).fetchall()
@@ -172,6 +174,6 @@ class Users:
             if not history.endswith("[]"):
                 raise DataError(f"{file}: {HISTORY!r} is {history}, not a list of item ids")
             for name, kind in ((USER, types[USER]), (HISTORY, history.removesuffix("[]"))):
-                if kind not in KINDS:
+                if not kind.endswith(KINDS):
                     raise DataError(f"{file}: {name!r} is of {kind}, not of text or integers")
         return has_histories

@@ -231,6 +231,9 @@ def test_users_of_a_data_set_have_all_their_events(dataset):
     expected = [events.item_ids[events.histories[user]].tolist() for user in range(5)]
     assert items_of(everybody, 0, 5) == (events.user_ids.tolist(), expected)
     assert items_of(everybody, 2, 4)[1] == expected[2:4]
+    assert not everybody._database.sql("FROM duckdb_tables()").fetchall()  # nothing in memory
+    chosen = write_users(dataset.with_name("u.parquet"), ["u3", "stranger", "u0"], None)
+    assert items_of(Users(chosen, dataset), 0, 3)[1] == [expected[3], None, expected[0]]
 
 
 @pytest.mark.anyio
@@ -294,6 +297,12 @@ def test_rows_are_read_in_any_order_from_the_files_of_a_folder(tmp_path):
     for start, stop in ((4, 6), (1, 4), (1, 2), (3, 3), (0, 6)):
         histories = [["x"], None, [], ["x"], None, []][start:stop]
         assert items_of(users, start, stop) == (expected[start:stop], histories)
+
+
+def test_ids_are_texts_in_all_files_if_they_are_in_one(tmp_path):
+    write_users(tmp_path / "0.parquet", [7], [[1]])
+    write_users(tmp_path / "1.parquet", ["007", "x"], [["01"], []])
+    assert items_of(Users(tmp_path, None), 0, 3) == (["7", "007", "x"], [["1"], ["01"], []])
 
 
 def test_malformed_users_are_reported(tmp_path):
