@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from urllib.parse import unquote_to_bytes
 
@@ -106,9 +105,9 @@ class Guard:
         if key is not None:
             scope["state"]["key"] = key.name
         client = f"key {key.name}" if key is not None else _address(scope)
-        if self.limit is not None:
-            self._refuse(self.limit.take(client))
-            scope["state"]["charge"] = partial(self._charge, self.limit, client)
+        if (limit := self.limit) is not None:
+            self._refuse(limit.take(client))
+            scope["state"]["charge"] = lambda work: self._refuse(limit.charge(client, work))
         if self.keys is None:
             return
         needed = Scope.READ if route is None else scope_of(route.endpoint)
@@ -148,9 +147,6 @@ class Guard:
             "unknown_host",
             f"The host {host[:60]!r} is not a name of this service (allowed_hosts).",
         )
-
-    def _charge(self, limit: RateLimit, client: str, work: float) -> None:
-        self._refuse(limit.charge(client, work))
 
     def _refuse(self, wait: float) -> None:
         if wait:

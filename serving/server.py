@@ -57,7 +57,7 @@ def serve(
 
     def on_phase(service: Service) -> None:
         if service.phase is Phase.READY:
-            model = service.model
+            model = service.state.models.info()[0]
             say(
                 escape(
                     f"{model.name} ({model.version}, {model.items:,} items) answers at {url}, try"

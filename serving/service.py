@@ -28,7 +28,6 @@ from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
 from recsys.serving.schemas.common import MAX_HISTORY, as_json, made
 from recsys.serving.schemas.items import RankBody
-from recsys.serving.schemas.models import ModelInfo
 from recsys.serving.schemas.recommendations import (
     NOTHING,
     DecodedTree,
@@ -281,13 +280,6 @@ class Service:
     def catalog(self) -> EpochCatalog:
         """Items of the champion."""
         return self.state.models.get().recommender.catalog
-
-    @property
-    def model(self) -> ModelInfo:
-        """The champion; `ProblemError` until it is loaded."""
-        if not self.state.models.loaded:
-            raise _not_ready()
-        return self.state.models.info()[0]
 
     # Recommendations
 

@@ -65,6 +65,7 @@ class FakeRecommender:
 
     retrieval: Any = chain(ITEMS)
     exclude_seen = True
+    blends = staticmethod(lambda request: False)
     device = SimpleNamespace(type="cpu")
 
     def __init__(self, name="demo"):
@@ -169,9 +170,6 @@ class FakeRecommender:
         first = TraceNode(-1, 1, 2, 1, 1, -0.5, -0.25, "accepted", 81)
         second = TraceNode(0, 2, 6 + 3, 5, 2, None, -1.0, "patched", 9)
         return Trace([first, second], {1: 3, 2: 4, 3: 0})
-
-    def blends(self, request):
-        return False
 
     def eligible(self, request):
         epoch = self.epoch

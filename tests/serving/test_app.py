@@ -457,7 +457,8 @@ async def test_pages_are_self_contained_and_have_no_dead_link(client, page):
 
 async def test_the_page_says_nothing_of_models_and_items(client, service):
     page = (await client.get("/")).text
-    told = [service.model.name, service.model.version, f"{service.model.items:,}", "item-0"]
+    model = service.state.models.info()[0]
+    told = [model.name, model.version, f"{model.items:,}", "item-0"]
     assert not [text for text in told if text in page]
 
 

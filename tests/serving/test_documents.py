@@ -20,7 +20,7 @@ from recsys.serving.catalog_changes import MOST_SHOWN
 from recsys.serving.errors import KINDS
 from recsys.serving.event_columns import DEPTH
 from recsys.serving.experiments import MOST_EXPOSURES
-from recsys.serving.limits import IN_TORCH
+from recsys.serving.limits import IN_TORCH, PROVEN_BLEND
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import BODIES
 from recsys.serving.schemas.common import MAX_ID
@@ -113,7 +113,7 @@ def test_documented_limits_are_those_of_the_code():
         f"A service has at most {MOST_ALIASES} aliases",
         f"A title has at most {title:,} characters",
         f"requests of more than {'four' * (MUCH == 4)} have a queue",
-        f"{'five' * (IN_TORCH == 5)} times with a trace",
+        f"{'ten' * (PROVEN_BLEND == 10)} times if blended, {'five' * (IN_TORCH == 5)} times with",
         f"The last {served.SERVED_KEPT:,} answers are stored",
         f"the last {served.SERVED_KEPT:,} answers (`answers_complete`) and the newest "
         f"{DEPTH:,} events",
