@@ -3,8 +3,9 @@
 The settings of the run are tried first, and then each trial on top of what has been chosen so far.
 A trial is a short training run; its settings are kept if NDCG@10 on validation is higher by more
 than two standard errors of the paired difference. All trials share the stage's part of the budget.
-If that is too short for two passes over the training windows, as far as the speed of this machine
-tells, all trials train on a sample of them; for less than a small sample there are no trials.
+If that is too short for four passes over the training windows, as far as a tenth of a trial tells,
+all trials train on a sample of them, or on a smaller one if the first trial has no time for two.
+For less than a small sample there are no trials.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from recsys.dataset import Dataset
 from recsys.pipeline import RECIPE, Context
 from recsys.progress import console, say
 from recsys.training import ids, sasrec, target
-from recsys.training.settings import IdsConfig, RecipeConfig, TargetConfig
+from recsys.training.settings import IdsConfig, RecipeConfig
 from recsys.training.validation import Validation
 
 KIND = RECIPE
@@ -37,7 +38,10 @@ FILE = "recipe.yaml"
 ERRORS = 2.0  # standard errors that a gain must exceed; short runs and several trials add noise
 LEAST_USERS = 50  # of validation; differences of fewer are noise
 LEAST_EPOCHS = 2  # of a trial; differences after less are noise, too
+AIMED_EPOCHS = 2 * LEAST_EPOCHS  # so that a machine that slows down still reaches them
 LEAST_SHARE = 1 / 16  # of the training windows; trials on fewer show nothing
+MEASURED = 0.1  # of a trial's time, in which the speed is measured
+LEAST_MEASURED = 1 / 30  # minutes of that, as the first steps are slow
 TRAINED = 0.6  # of a trial's time; the rest is for IDs, soft labels and validation
 AS_SET = "as set"  # the trial of the run's own settings
 
@@ -101,13 +105,18 @@ def _run(context: Context, users: int, trials: Mapping[str, Sequence[str]]) -> d
     share = context.share(KIND)
     minutes = None if share is None else TRAINED * share / (len(trials) + 1)
     end = math.inf if share is None else time.monotonic() + 60 * share
-    window_share = 1.0 if minutes is None else min(_passes(context, minutes) / LEAST_EPOCHS, 1.0)
-    if window_share < LEAST_SHARE:
+    passes = math.inf if minutes is None else _passes(context, minutes)
+    if passes < LEAST_SHARE * LEAST_EPOCHS:
         return {}
-    sample = [] if window_share == 1 else [f"target.window_share={window_share}"]
     train = partial(_train, context, users, minutes)
-    begun = time.monotonic()
-    gains, epochs = train(sample)
+    for _ in range(2):  # again if it was slower than what was measured before
+        window_share = min(max(passes / AIMED_EPOCHS, LEAST_SHARE), 1.0)
+        sample = [] if window_share == 1 else [f"target.window_share={window_share}"]
+        begun = time.monotonic()
+        gains, epochs = train(sample)
+        if epochs >= LEAST_EPOCHS or minutes is None or window_share == LEAST_SHARE:
+            break
+        passes = epochs * window_share
     # A trial is begun only if it will end in time, as far as the first one can tell.
     end -= time.monotonic() - begun
     rows = [_row(AS_SET, [], gains)]
@@ -123,32 +132,34 @@ def _run(context: Context, users: int, trials: Mapping[str, Sequence[str]]) -> d
 
 
 def _passes(context: Context, minutes: float) -> float:
-    """Passes over the training windows for which a target has time on this machine."""
-    stats = Dataset.manifest(context.workspace.dataset).info["stats"]
-    sizes = ids.level_sizes(context.settings.section(ids.KIND, IdsConfig), stats["items"])
-    rate = target.tokens_per_second(context.settings.section(target.KIND, TargetConfig), sizes)
-    return float(60 * minutes * rate / (stats["interactions"] * len(sizes)))
+    """Passes over the training windows for which there is time, measured by training for less."""
+    part = max(MEASURED * minutes, LEAST_MEASURED)
+    return minutes / part * _fit(context, None, [f"target.max_minutes={part}"])[1]
 
 
 def _train(
     context: Context, users: int, minutes: float | None, overrides: Sequence[str]
-) -> tuple[NDArray[np.float64], int]:
+) -> tuple[NDArray[np.float64], float]:
     """NDCG@10 of each of so many validation users after a short training run, and its epochs."""
+    context, epochs = _fit(context, minutes, overrides)
+    trained = target.TrainedTarget.load(context.workspace)
+    dataset = Dataset.load(context.workspace.dataset)
+    model = trained.load_model(trained.device)
+    return Validation.of(model, trained.encoder, dataset, users).gains(), epochs
+
+
+def _fit(context: Context, minutes: float | None, texts: Sequence[str]) -> tuple[Context, float]:
+    """Make IDs and target of a trial; its context, and epochs with the part of the last one."""
     # One validation is enough, with the users of all trials.
-    settings = replace(context.settings, internals=True).overridden(
-        ["target.evaluate_every=0", *overrides]
-    )
+    settings = replace(context.settings, internals=True)
+    settings = settings.overridden(["target.evaluate_every=0", *texts])
     own_limit = (settings.values.get(target.KIND) or {}).get("max_minutes")
     if minutes is not None and own_limit is None:
         settings = settings.overridden([f"target.max_minutes={minutes}"])
     context = replace(context, settings=settings)
     ids.stage(context)
     target.stage(context)
-    trained = target.TrainedTarget.load(context.workspace)
-    dataset = Dataset.load(context.workspace.dataset)
-    model = trained.load_model(trained.device)
-    epochs = context.workspace.manifest(target.KIND).info["epochs"]
-    return Validation.of(model, trained.encoder, dataset, users).gains(), epochs
+    return context, context.workspace.manifest(target.KIND).info["passes"]
 
 
 def _row(

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 
@@ -21,8 +20,7 @@ from recsys.models.checkpoint import build, load_model, save_model
 from recsys.pipeline import Context
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.training import sasrec
-from recsys.training.batches import Batch
-from recsys.training.device import on_chosen_device, step_seconds
+from recsys.training.device import on_chosen_device
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
 from recsys.training.objective import NextToken
@@ -147,6 +145,7 @@ def stage(context: Context) -> Path:
         device=device,
     )
     info = describe(progress, config.eval_users, model)
+    info["passes"] = progress.epoch + progress.batch / batches.count(progress.epoch)
     if before:
         info["validation_before"] = before
     with write_trained(output, checkpoints, info) as folder:
@@ -155,17 +154,6 @@ def stage(context: Context) -> Path:
             tokenizer.save_pretrained(str(folder / MODEL))
         vocabulary.save(folder)
     return output.path
-
-
-def tokens_per_second(config: TargetConfig, sizes: tuple[int, ...]) -> float:
-    """Tokens a second in steps of a target from scratch, on random codes of so many a level."""
-    device, vocabulary = Accelerator().device, Vocabulary.from_levels(sizes)
-    model = build(architecture(config.preset, config.architecture), vocabulary)
-    length = config.prompt.max_items * len(sizes)
-    shape = max(config.batch_tokens // length, 1), length
-    tokens = np.random.default_rng(0).integers(2, vocabulary.size, shape)
-    module = NextToken(model, dtype=training_dtype(model, config, device)).to(device)
-    return tokens.size / step_seconds(module, [Batch(tokens, tokens > 0)], config, device)
 
 
 def _start(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import yaml
 
 from recsys.config import Settings
-from recsys.errors import ConfigError
+from recsys.errors import ArtifactError, ConfigError
 from recsys.pipeline import Context, check
 from recsys.pipeline import run as run_stages
 from recsys.training import ids, recipe
@@ -113,22 +115,37 @@ def test_too_few_epochs_or_users_end_the_trials(home, scripted):
     assert (info["chosen"], info["trials"]) == ([], [])
 
 
-def test_without_time_for_two_passes_a_sample_is_used(home, scripted, monkeypatch):
-    tried = scripted({})
-    monkeypatch.setattr(recipe, "_passes", lambda context, minutes: 0.5)
-    info = choose(SMALL | {"minutes": 5}, TRIALS).workspace.manifest("recipe").info
-    sample = ["target.window_share=0.25"]
-    assert tried == [sample, *(sample + trial for trial in TRIALS.values())]
-    assert (info["chosen"], info["window_share"]) == ([], 0.25)
+@pytest.mark.parametrize(
+    ("passes", "reached", "shares"),
+    [(3, 2, [0.75, 0.75]), (2, 1, [0.5, 0.125, 0.125]), (0.2, 1, [0.0625]), (0.1, 1, [])],
+)
+def test_without_time_for_four_passes_a_sample_is_used(home, monkeypatch, passes, reached, shares):
+    """The first trial has so many epochs; if they are too few, one with fewer windows follows."""
+    tried, epochs = [], iter([reached])
+
+    def train(context, users, minutes, overrides):
+        tried.append(float(overrides[0].removeprefix("target.window_share=")))
+        return np.zeros(100), next(epochs, 2.0)
+
+    monkeypatch.setattr(recipe, "_train", train)
+    monkeypatch.setattr(recipe, "_passes", lambda context, minutes: passes)
+    info = choose(SMALL | {"minutes": 5}, {"a": ["ids.levels=2"]}).workspace.manifest("recipe").info
+    assert tried == shares
+    assert info.get("window_share", 0) == (shares or [0])[-1]
 
 
-def test_trials_that_would_see_few_windows_are_left_out(home, scripted, monkeypatch):
-    tried = scripted({})
-    monkeypatch.setattr(recipe.target, "tokens_per_second", lambda config, sizes: 0.1)
-    context = choose(SMALL | {"minutes": 5}, TRIALS)
-    assert (tried, context.workspace.manifest("recipe").info["trials"]) == ([], [])
-    events = context.workspace.manifest("dataset").info["stats"]["interactions"]
-    assert recipe._passes(context, 2.0) == pytest.approx(120 * 0.1 / (3 * events))
+def test_the_speed_is_that_of_a_short_run_of_the_stage_itself(home, monkeypatch):
+    context, stage, limits = choose(SMALL, {}), recipe.target.stage, []
+
+    def timed(context):
+        limits.append(context.settings.values["target"]["max_minutes"])
+        return stage(replace(context, settings=context.settings.overridden(["target.max_steps=1"])))
+
+    monkeypatch.setattr(recipe.target, "stage", timed)
+    assert (recipe._passes(context, 2.0), limits) == (pytest.approx(10 / 3), [0.2])  # 3 batches
+    broken = context.settings.overridden(["target.base=/no/such/model"])
+    with pytest.raises(ArtifactError, match="/no/such/model"):
+        recipe._passes(replace(context, settings=broken), 2.0)
 
 
 def test_trials_train_real_models_and_leave_nothing_behind(home):

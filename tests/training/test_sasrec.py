@@ -273,26 +273,16 @@ def test_soft_labels_are_its_likeliest_unseen_items():
         assert not labels.shares[first].any(), "nothing stands before it"
 
 
-def test_labels_of_chosen_events_are_those_among_its_labels_of_all():
-    teacher = model().frozen()
-    trained, chosen = Histories.of([[3, 1, 4], [5, 8], [2, 6]]), np.array([0, 2, 4])
-    whole = SoftLabels.of_sasrec(teacher, trained, 4)
-    some = SoftLabels.of_sasrec(teacher, trained, 4, events=chosen)
-    assert some.shares.any(axis=1).tolist() == [False, False, True, False, True, False, False]
-    np.testing.assert_array_equal(some.items[chosen], whole.items[chosen])
-    np.testing.assert_allclose(some.shares[chosen], whole.shares[chosen], rtol=1e-5)
-
-
-@pytest.mark.parametrize("minutes", [0.0, 5.0])
-def test_labels_within_a_time_limit_are_those_without_or_none(minutes):
-    teacher = model().frozen()
+@pytest.mark.parametrize("minutes", [None, 0.0, 5.0])
+def test_labels_of_chosen_events_and_within_a_time_limit_are_those_of_all_or_none(minutes):
+    teacher, chosen = model().frozen(), np.arange(0, 100, 2)
     histories = Histories.of([np.arange(i % 7) for i in range(40)])
-    whole = SoftLabels.of_sasrec(teacher, histories, 3)
-    some = SoftLabels.of_sasrec(teacher, histories, 3, minutes)
-    labelled = some.shares.any(axis=1)
-    assert labelled.sum() == (whole.shares.any(axis=1).sum() if minutes else 0)
+    whole = SoftLabels.of_sasrec(teacher, histories, 4)
+    some = SoftLabels.of_sasrec(teacher, histories, 4, minutes, chosen)
+    labelled, may_be = some.shares.any(axis=1), np.isin(np.arange(len(some.shares)), chosen)
+    np.testing.assert_array_equal(labelled, whole.shares.any(axis=1) & may_be & (minutes != 0))
     np.testing.assert_array_equal(some.items[labelled], whole.items[labelled])
-    np.testing.assert_array_equal(some.shares[labelled], whole.shares[labelled])
+    np.testing.assert_allclose(some.shares[labelled], whole.shares[labelled], rtol=1e-5)
 
 
 def test_vectors_of_a_large_catalogue_are_made_a_part_at_a_time(monkeypatch):
