@@ -467,7 +467,7 @@ def test_an_up_to_date_report_is_shown_but_not_recomputed(context, capsys):
     assert FakeRecommender.loaded == before + 2
 
 
-def test_beams_and_batch_size_reach_the_model(context, monkeypatch, tmp_path):
+def test_beams_and_users_in_time_reach_the_model(context, monkeypatch, tmp_path):
     made = []
     plain = FakeRecommender.load.__func__
 
@@ -476,11 +476,14 @@ def test_beams_and_batch_size_reach_the_model(context, monkeypatch, tmp_path):
         return made[-1]
 
     monkeypatch.setattr(FakeRecommender, "load", load)
+    monkeypatch.setattr(run, "_in_time", lambda config, *_: replace(config, users=20))
     workspace = context.workspace
     config = EvaluationConfig(ks=(5,), beams=33, batch_size=16, resamples=5)
     out = run.evaluate_bundle(workspace.bundle, workspace.dataset, config, tmp_path / "out")
     assert out == tmp_path / "out"
     assert set(made[0].asked) == {(33, 16)}
+    (warning,) = json.loads((out / "report.json").read_text(encoding="utf-8"))["warnings"]
+    assert warning.startswith("20 of "), warning
 
 
 def test_a_bundle_of_another_catalog_is_refused(context, monkeypatch):
