@@ -10,7 +10,7 @@ from scipy import sparse
 
 from recsys.retrieval.item_item import best_of
 from recsys.retrieval.retrieval import Retrieval
-from recsys.retrieval.vectors import nearest, product
+from recsys.retrieval.vectors import select_largest
 
 
 class Companions(NamedTuple):
@@ -49,21 +49,19 @@ def similar(
     line, other = rows.coords
     most = np.zeros(len(items), np.float32)
     np.maximum.at(most, line, rows.data)
-    value = rows.data / most[line]
+    close = np.zeros((len(items), len(retrieval)), np.float32)
     if retrieval.vectors is not None:
         vectors = retrieval.vectors.vectors
-        cosines = product(vectors[items], vectors)
-        near = nearest(cosines, k + 1, np.logical_not(True if allowed is None else allowed))
-        near_line, column = np.nonzero(near >= 0)
-        near_item = near[near_line, column]
-        line, other = np.append(line, near_line), np.append(other, near_item)
-        value = np.append(value, cosines[near_line, near_item])
-    keep = other != np.asarray(items)[line]
+        np.maximum(vectors[items] @ vectors.T, 0, out=close)
+    close[line, other] += rows.data / most[line]
+    close[np.arange(len(items)), items] = 0
     if allowed is not None:
-        keep &= allowed[other]
-    shape = (len(items), len(retrieval))
-    both = sparse.csr_array((value[keep], (line[keep], other[keep])), shape=shape)
-    both = sparse.csr_array(both.astype(np.float32))
+        close *= allowed
+    # The k best, and those that equal the last of them: of equal ones, the lower items are taken.
+    best = np.take_along_axis(close, select_largest(close, k), axis=1)
+    least = best.min(axis=1, keepdims=True, initial=np.inf)
+    line, other = np.nonzero((close >= least) & (close > 0))
+    both = sparse.csr_array((close[line, other], (line, other)), shape=close.shape)
     related = np.full((len(items), k), -1, np.int32)
     scores = np.zeros((len(items), k), np.float32)
     at, column, item, score = best_of(both, k)

@@ -162,22 +162,31 @@ class Retrieval:
 
     def _popular(self, k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
         """(n, k) the first items of `popular_order` that are not `blocked`, padded with -1."""
-        scores = np.empty(len(self), np.float32)
-        scores[self.popular_order] = -np.arange(len(self))
-        return best_entries(np.broadcast_to(scores, blocked.shape), k, blocked)
+        width = 2 * k
+        while True:
+            first = self.popular_order[:width]
+            free = ~blocked[:, first]
+            if width >= len(self) or (np.count_nonzero(free, axis=1) >= k).all():
+                break
+            width *= 4
+        column = np.argsort(~free, axis=1, kind="stable")[:, :k]
+        found = np.full((len(blocked), k), -1, np.int32)
+        there = np.take_along_axis(free, column, axis=1)
+        found[:, : column.shape[1]] = np.where(there, first[column], -1)
+        return found
 
     def candidates(self, evidence: Evidence, k: int, blocked: NDArray[np.bool_]) -> Candidates:
         """The k most probable items of each history, of those that are not `blocked` (n, items)."""
         shares = evidence.shares
-        probs = _mixed(shares.values, self.popularity[shares.keys % len(self)], self.smoothing)
+        popularity, smoothing = self.popularity, self.smoothing
+        probs = (1 - smoothing) * shares.values + smoothing * popularity[shares.keys % len(self)]
         likely = best_items(replace(shares, values=probs.astype(np.float32)), k, blocked)
         popular = self._popular(k, blocked)
         again = (popular[:, :, None] == likely[:, None, :]).any(-1)
         items = np.concatenate([likely, np.where(again, -1, popular)], axis=1)
         share = shares.at(items)
-        weight = np.where(shares.filled[:, None], self.smoothing, 1.0)
-        probs = _mixed(share, self.popularity[items], weight)
-        probs = np.where(items >= 0, probs, 0)
+        weight = np.where(shares.filled[:, None], smoothing, 1.0)
+        probs = np.where(items >= 0, (1 - weight) * share + weight * popularity[items], 0)
         order = np.argsort(-probs, axis=1, kind="stable")[:, :k]
         with np.errstate(divide="ignore"):
             log_probs = np.log(np.take_along_axis(probs, order, axis=1)).astype(np.float32)
@@ -402,15 +411,6 @@ class Retrieval:
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
-
-
-def _mixed(
-    share: NDArray[np.floating[Any]],
-    popularity: NDArray[np.float64],
-    weight: NDArray[np.float64] | float,
-) -> NDArray[np.float64]:
-    """Compute p of the module's description; `weight` is that of the popularity."""
-    return np.asarray((1 - weight) * share + weight * popularity)
 
 
 def _save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.evidence import Evidence
-from recsys.retrieval.item_item import best_of
 from recsys.retrieval.related import similar, together
 from recsys.retrieval.reranker import Network
 from recsys.retrieval.rows import blocked_items
@@ -130,19 +129,21 @@ def test_the_history_item_that_speaks_most_is_the_reason():
     assert retrieval.because(together, asked).tolist() == wanted
 
 
-def test_similar_items_are_those_that_follow_or_that_lie_near():
-    vectors = np.zeros((4, 2), np.float32)
-    vectors[[0, 1, 3]] = [[1, 0], [3, 4], [0, 2]]
-    weights = np.zeros((4, 4), np.float32)
-    weights[0, 2], weights[0, 3] = 2.0, 1.0
-    index = VectorIndex.of(vectors)
-    retrieval = Retrieval(ItemItem(sparse.csr_array(weights), 0.6), np.ones(4), 0.1, index)
-    items, scores = similar(retrieval, np.array([0, 2]), 3)
-    assert items.tolist() == [[2, 1, 3], [-1, -1, -1]]  # item 2 follows nothing, has no vector
-    np.testing.assert_allclose(scores[0], [1.0, 0.6, 0.5], rtol=1e-6)
-    allowed = np.array([True, True, False, True])
-    items, _ = similar(retrieval, np.array([0]), 3, allowed)
-    assert items.tolist() == [[1, 3, -1]]
+@given(histories, st.integers(0, 10**6), st.integers(0, ITEMS))
+@settings(max_examples=60, deadline=None)
+def test_similar_items_follow_or_lie_near_in_one_order_for_all_k(trained, seed, k):
+    rng, everything = np.random.default_rng(seed), np.arange(ITEMS)
+    index = VectorIndex.of(rng.integers(-2, 3, (ITEMS, 2)))
+    retrieval, allowed = fitted(trained, vectors=index), rng.random(ITEMS) < 0.8
+    items, scores = similar(retrieval, everything, ITEMS, allowed)
+    np.testing.assert_array_equal(similar(retrieval, everything, k, allowed)[0], items[:, :k])
+    weights = retrieval.item_item.weights.toarray()
+    wanted = weights / np.maximum(weights.max(1, keepdims=True), 1e-9)
+    wanted += np.maximum(index.vectors @ index.vectors.T, 0)
+    wanted[:, ~allowed] = wanted[everything, everything] = 0
+    np.testing.assert_allclose(scores, -np.sort(-wanted), rtol=1e-5)
+    found = np.where(items >= 0, np.take_along_axis(wanted, items, axis=1), 0)
+    np.testing.assert_allclose(scores, found, rtol=1e-5)
 
 
 def test_an_event_that_is_a_half_life_older_counts_half():
@@ -229,14 +230,3 @@ def test_files_without_finite_numbers_are_refused(tmp_path, name, kind):
     np.save(tmp_path / name, found.astype(str) if kind is str else np.full_like(found, kind))
     with pytest.raises(ArtifactError, match=name):
         Retrieval.load(tmp_path)
-
-
-def test_the_largest_weights_of_a_wide_catalog_stay_in_their_rows():
-    size = 2**16 + 9  # row, score and item of an entry do not fit into 64 bits together
-    rng = np.random.default_rng(0)
-    rows, columns = rng.integers(0, size, (2, 5000))
-    weights = sparse.csr_array((rng.random(5000) + 0.1, (rows, columns)), shape=(size, size))
-    weights = weights.astype(np.float32)
-    row, _, column, weight = best_of(weights, 20)
-    best = sparse.csr_array((weight, (row, column)), shape=weights.shape)
-    assert (best != weights).nnz == 0
