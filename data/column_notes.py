@@ -33,13 +33,12 @@ from recsys.data.service_lines import says
 from recsys.data.texts import as_strings, as_text, examples
 from recsys.data.time_formats import find_zones
 from recsys.errors import DataError
-from recsys.event_names import normalised, words_of
+from recsys.event_names import normalised
 
 AMOUNTS, BESIDE_SALES = words("prices") | words("amounts"), words("beside_sales")
 SALE_SIGNS, RETURN_SIGNS, RETURN_ENDS = map(words, ("sale_signs", "return_signs", "return_ends"))
 PIECES = r"^[-−]?(\d|10)$"  # of a line of an order
 MOST_RETURNS = 0.5  # of the rows; more are no returns
-TAKEN = words("called_off") | words("returned")
 FEW_RETURNS = 5  # rows, below which repetition says nothing
 REPEATED, MOST_AGAIN = 0.8, 0.5  # shares of rows whose user has the item in other rows, too
 SURE_OF_ONE = 0.99  # share of an owner's rows with one value, for a state of the owner
@@ -132,10 +131,11 @@ def ask_about_returns(
                     sentence("lists_of_returns", path=sample.path, name=name, count=count)
                 )
     are_orders = {"behaviour", "rating"}.isdisjoint(roles) and chosen.get("order_status") is None
-    for name, states, *asked in _states(sample, roles, chosen) if is_open and are_orders else ():
+    for name, states in _strange_states(sample, roles) if is_open and are_orders else ():
         if name not in unasked:
             values = sample.texts(name).filter(pc.is_in(sample.texts(name), pa.array(states)))
-            raise _asked(sample, name, asked[0], values, asked[1:])
+            ways = (f"taken_back={name}={states[0]}", f"order_status={name}")
+            raise _asked(sample, name, "has states that nobody knows", values, ways)
     if "behaviour" in roles or any(_show_returns(role, sample, roles) for role in roles):
         return list(sample.table.column_names)
     mostly: list[str] = []
@@ -212,24 +212,15 @@ def with_lines_of_returns(sample: Sample, roles: Roles, chosen: Chosen) -> Roles
     return roles
 
 
-def _states(
-    sample: Sample, roles: Roles, chosen: Chosen
-) -> Iterator[tuple[str, list[str], str, str, str]]:
-    """Columns with states of orders that nobody knows in many rows, or with another name, and ways.
+def _strange_states(sample: Sample, roles: Roles) -> Iterator[tuple[str, list[str]]]:
+    """Columns of states of orders of which many rows have values that nobody knows, with these.
 
     States of addresses and of products have one value for each user or item.
     """
     known = {role: match for role, match in roles.items() if "status" not in role}
     for name in free_columns(sample, known):
-        values = sample.texts(name)
-        if sample.counts[name] > 1 or is_of_a_user(name):
-            continue
-        if rank(name, EVENT_WORDS["order_status"]) is None:
-            states = [t for t in returns.names_of_returns(values) if TAKEN.issuperset(words_of(t))]
-            taken = values.filter(pc.is_in(values, value_set=pa.array(states, pa.string())))
-            if 0 < len(taken) < sample.table.num_rows and not chosen.get("behaviour"):
-                no = f"taken_back={NO_COLUMN}"
-                yield name, states, "says that rows were taken back", f"order_status={name}", no
+        values, named = sample.texts(name), rank(name, EVENT_WORDS["order_status"]) is not None
+        if sample.counts[name] > 1 or is_of_a_user(name) or not named:
             continue
         states = returns.strange_states(values)
         strange = pc.sum(pc.is_in(values, value_set=pa.array(states, pa.string()))).as_py() or 0
@@ -238,9 +229,7 @@ def _states(
         if usual or strange <= MOST_STRANGE * len(values):
             continue
         if not any(is_of_items(sample, owner, name, SURE_OF_ONE) for owner in owners):
-            states = sorted(states, key=values.to_pylist().count)
-            ways = (f"taken_back={name}={states[0]}", f"order_status={name}")
-            yield name, states, "has states that nobody knows", *ways
+            yield name, sorted(states, key=values.to_pylist().count)
 
 
 def _asked(

@@ -33,7 +33,8 @@ from recsys.errors import DataError
 from recsys.event_names import is_denied, level
 
 MAX_TYPES = 255
-BESIDE_ITEMS = ("title", "price", "quantity", "category", "brand")  # in cells of several items
+BESIDE_ITEMS = ("title", "category", "brand")  # in cells of several items
+NUMBERS_BESIDE_ITEMS = ("price", "quantity")  # such as 10,50, which a comma does not divide
 CLOCKS = ("clock", "clock hour", "clock minute")  # roles of what stands beside a date
 NO_TYPE = "(empty)"
 
@@ -174,7 +175,8 @@ class EventReader:
         """One row for each item, where cells hold several or numbers of pieces."""
         if self.first.cells == (None, None):
             return table
-        beside = {self.roles[role].column for role in BESIDE_ITEMS if role in self.roles}
+        names = BESIDE_ITEMS + NUMBERS_BESIDE_ITEMS * (self.first.cells.mark != ",")
+        beside = {self.roles[role].column for role in names if role in self.roles}
         beside &= {*table.column_names} - {self.roles["item"].column}
         made, *counted = self.first.cells.split(table, self.roles["item"].column, beside)
         rules = ("rows_with_several_items_split", "numbers_of_pieces_left_out")

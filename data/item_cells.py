@@ -84,8 +84,9 @@ class ItemCells(NamedTuple):
             items = pc.coalesce(pc.struct_field(matches, "item"), items)
         made, length = table.take(rows), pc.list_value_length(parts)
         for column in beside if len(several) else ():
-            others = pc.split_pattern(pc.fill_null(as_text(table[column]), ""), self.mark)
-            others = others.combine_chunks()
+            texts = pc.fill_null(as_text(table[column]), "")
+            texts = each_value(texts, lambda w: DIVIDED.join(_parts(w, mark)), pa.string())
+            others = pc.split_pattern(texts, DIVIDED).combine_chunks()
             same = pc.equal(pc.list_value_length(others), length).take(rows)
             place = pc.subtract(np.arange(len(rows)), parts.offsets.take(rows))
             place = pc.if_else(same, pc.add(place, others.offsets.take(rows)), None)

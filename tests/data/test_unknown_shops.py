@@ -436,20 +436,6 @@ def test_known_takebacks_among_unknown_kinds_of_events(shop, column, usual, back
     assert (said in found.notes) == (usual != "Bestellung")
 
 
-@pytest.mark.parametrize(
-    ("name", "states", "left"),
-    [("outcome", ("completed", "returned", "cancelled"), 140), ("note", ("", "storniert", ""), 160),
-     ("resolution", ("", "Refund", "Exchange"), 160), ("result", ("kept", "void", "kept"), 160)],
-)  # fmt: skip
-def test_states_of_orders_under_another_name_are_asked_about(shop, name, states, left):
-    text = events(180, lambda n: (*states, *states[:1] * 6)[n % 9], head=f"user,item,date,{name}")
-    with pytest.raises(DataError, match=f"{name!r} says that rows were taken back in") as asked:
-        shop(text)
-    assert f"--column order_status={name}, which" in str(asked.value)
-    assert shop(text, columns={"order_status": name}).data.interactions.item.size == left
-    assert shop(text, columns={"taken_back": "none"}).data.interactions.item.size == 180
-
-
 # What was taken back, in the words of eight languages
 
 
@@ -1316,6 +1302,27 @@ def test_titles_of_two_kinds_in_the_cells_of_a_plural_are_asked_about(shop, mark
         return
     with pytest.raises(DataError, match="look like several items"):
         shop(text)
+
+
+@pytest.mark.parametrize(
+    ("form", "title", "price", "left"),
+    [("P{},P{}", "Tea {},Tea {}", "{},50", 0.5), ("P{},P{}", "['Tea {}','Tea {}']", "{},0", 0)],
+)
+def test_a_comma_between_items_divides_no_numbers(shop, form, title, price, left):
+    pairs = [(n * 7 % 11, (n * 7 + 1) % 11) for n in range(180)]
+    rows = [(f"u{n % 20}", form.format(*pair), title.format(*pair), *2 * [price.format(1 + n % 7)],
+             T + 5000 * n) for n, pair in enumerate(pairs)]  # fmt: skip
+    text = table("user;sku;title;price;qty;date", rows, ";")
+    found = shop(text, clean={"item_separator": ","}, columns={"title": "title"})
+    assert found.data.interactions.item.size == 360
+    assert {price % 1 for price in found.values("price")} == {left}
+    assert sorted(found.values("title")) == sorted(f"Tea {n}" for n in range(11))
+
+
+def test_projects_and_players_are_no_items_and_users_beside_others(shop):
+    rows = [(f"u{n % 20}@x.de", n % 9, f"Tea {n * 7 % 11}", T + 5000 * n) for n in range(180)]
+    assert shop(table("user,Projekt,Bezeichnung,date", rows)).roles["item"] == "Bezeichnung"
+    assert shop(table("email,player,sku,date", rows)).roles["user"] == "email"
 
 
 @pytest.mark.parametrize("several", [2, 30])
