@@ -1304,19 +1304,14 @@ def test_titles_of_two_kinds_in_the_cells_of_a_plural_are_asked_about(shop, mark
         shop(text)
 
 
-@pytest.mark.parametrize(
-    ("form", "title", "price", "left"),
-    [("P{},P{}", "Tea {},Tea {}", "{},50", 0.5), ("P{},P{}", "['Tea {}','Tea {}']", "{},0", 0)],
-)
-def test_a_comma_between_items_divides_no_numbers(shop, form, title, price, left):
-    pairs = [(n * 7 % 11, (n * 7 + 1) % 11) for n in range(180)]
-    rows = [(f"u{n % 20}", form.format(*pair), title.format(*pair), *2 * [price.format(1 + n % 7)],
-             T + 5000 * n) for n, pair in enumerate(pairs)]  # fmt: skip
+def test_a_comma_between_items_divides_no_numbers(shop):
+    rows = [(f"u{n % 20}", f"P{n % 11},P{n % 11 + 1}", f"['Tea {n % 11}','Tea {n % 11 + 1}']",
+             f"{1 + n % 7},50", "2,0", T + 5000 * n) for n in range(180)]  # fmt: skip
     text = table("user;sku;title;price;qty;date", rows, ";")
     found = shop(text, clean={"item_separator": ","}, columns={"title": "title"})
     assert found.data.interactions.item.size == 360
-    assert {price % 1 for price in found.values("price")} == {left}
-    assert sorted(found.values("title")) == sorted(f"Tea {n}" for n in range(11))
+    assert {price % 1 for price in found.values("price")} == {0.5}
+    assert sorted(found.values("title")) == sorted(f"Tea {n}" for n in range(12))
 
 
 def test_projects_and_players_are_no_items_and_users_beside_others(shop):
