@@ -209,10 +209,14 @@ def refuse_returns_beside_orders(files: Sequence[TableFile], items: str = "") ->
     """
     for orders, back in permutations(files, 2):
         kind = kind_of_file(back.path.stem)
-        if kind is not None and kind_of_file(orders.path.stem) is None:
+        is_numbered = has_role("session", back.names) or has_role("item", back.names)
+        if kind is not None and is_numbered and kind_of_file(orders.path.stem) is None:
             command = call_of(print_returns, orders.path, "with-returns.csv", back.path)
             command += f" --items {shlex.quote(items)}" * bool(items)
             said = {"path": back.path, "other": orders.path.name, "command": command, "kind": kind}
+            pieces = kind != "returns" and has_role("quantity", back.names)
+            if pieces or has_role("order_status", back.names):  # not all of it was taken back
+                raise DataError(sentence("parts_taken_back", **said))
             raise DataError(sentence("returns_beside_orders", **said))
 
 

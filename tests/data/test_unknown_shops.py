@@ -697,36 +697,36 @@ def test_of_files_with_other_columns_the_one_with_more_may_be_read_alone(shop, r
      ("refund", False, "order,user,item,timestamp", "order,refund_date"),
      ("cancelled_orders", True, "order,user,item,timestamp", "order,sku,reason"),
      ("orders annulés", False, "order,user,item,timestamp", "order,refund_date"),
+     ("cancelled", False, "order,user,item,timestamp,qty", "order,sku,qty"),
+     ("refunds", False, "order,user,item,timestamp", "order,status"),
      ("rma", True, "user,item,timestamp,qty", "user,item,reason,Datum")],
 )  # fmt: skip
 def test_the_advice_for_orders_and_returns_in_one_folder_reads_both(
     shop, raw, follow, name, with_items, head, returned
 ):
-    (raw / "shop").mkdir()
+    (folder := raw / "shop").mkdir()
+    day = dict.fromkeys(("refunded_at", "refund_date", "Datum"), "2025-04-05")
     rows = [
-        {"user": f"u{n % 20}", "item": f"p{n % 179}", "timestamp": f"2025-02-{1 + n % 28:02}",
-         "order": f"R{n}", "qty": 1} for n in range(180)
+        {"user": f"u{n % 20}", "item": f"p{n % 179}", "sku": f"p{n % 179}", "order": f"R{n}",
+         "timestamp": f"2025-02-{1 + n % 28:02}", "qty": 1, "reason": "big", "status": "no", **day}
+        for n in range(180)
     ]  # fmt: skip
-    for row in rows:
-        row |= dict.fromkeys(("refunded_at", "refund_date", "Datum"), "2025-04-05")
-        row |= {"reason": "too small", "sku": row["item"]}
-    texts = {
-        "orders": table(head, [[row[n] for n in head.split(",")] for row in rows]),
-        name: table(returned, [[row[n] for n in returned.split(",")] for row in rows[3::20]]),
-    }
-    (raw / f"shop/{name}.csv").write_text(texts[name])
-    (raw / "shop/orders.csv").write_text(texts["orders"])
+    orders = table(head, [[row[n] for n in head.split(",")] for row in rows])
+    back = table(returned, [[row[n] for n in returned.split(",")] for row in rows[3::20]])
+    (folder / f"{name}.csv").write_text(back)
+    (folder / "orders.csv").write_text(orders)
+    read = partial(shop, orders, file="shop/orders.csv")
     if with_items:
-        (raw / "shop/products.csv").write_text(table("sku,name", [("p1", "T"), ("p2", "T")]))
-    folder, text = str(raw / "shop"), texts["orders"]
-    read = (
-        partial(find_tables, folder) if with_items else partial(shop, text, file="shop/orders.csv")
-    )
+        (folder / "products.csv").write_text(table("sku,name", [("p1", "T"), ("p2", "T")]))
+        read = partial(find_tables, str(folder))
     kind = "cancelled orders" if "nul" in name or "cel" in name else "returns"
     with pytest.raises(DataError, match=f"has {kind} of what orders.csv has") as refused:
         read()
+    if "status" in returned or (kind != "returns" and "qty" in returned):
+        assert "'qty_returned' of orders.csv" in str(refused.value)
+        return
     path, *items = shlex.split(follow(str(refused.value).partition("name no items: ")[2]))
-    assert items == ["--items", str(raw / "shop/products.csv")] * with_items
+    assert items == ["--items", str(folder / "products.csv")] * with_items
     found = shop(Path(path).read_text())
     rule = "negative_events" if kind == "returns" else "rows_of_cancelled_orders"
     assert found.counts[f"{rule}_dropped"] == 9
