@@ -39,42 +39,6 @@ Length = Annotated[int, typer.Option("-k", "--k", min=1, max=200, help="Items wa
 
 
 @dataclass(frozen=True)
-class HistoryOptions:
-    """Options of the commands that recommend: for which history, with which bundle."""
-
-    user: Annotated[
-        str | None,
-        typer.Option(help="Outside id of a user of the data set; default: a random one."),
-    ] = None
-    history: Annotated[
-        str | None,
-        typer.Option(help="Item ids instead of a user, oldest first, comma-separated."),
-    ] = None
-    bundle: BundleFolder = None
-    dataset: DatasetFolder = None
-    name: Name = None
-    seed: Seed = None
-
-    def find_bundle(self) -> Path:
-        """The bundle of `--bundle` or of `--name`."""
-        return self.bundle or RunOptions(name=self.name).context().workspace.bundle
-
-    def find(self) -> tuple[str | None, list[str]]:
-        """The user and the item ids of the history that the options name.
-
-        Without `--user` and `--history` a random user with at least three events is taken.
-
-        Raises:
-            DataError: the data set has no such user.
-        """
-        if self.history:
-            return self.user, self.history.split(",")
-        context = RunOptions(name=self.name, seed=self.seed).context()
-        dataset = self.dataset or context.workspace.dataset
-        return _find_history(dataset, self.user, context.settings.seed)
-
-
-@dataclass(frozen=True)
 class SourceOptions:
     """Options of `recsys run`: where events and items are read from, and for how long it runs."""
 
@@ -131,15 +95,11 @@ class SourceOptions:
         """Role -> name of the column."""
         from recsys.errors import ConfigError
 
-        columns = {
-            "--items": self.items,
-            "--column": self.column,
-            "--drop-items": self.drop_items,
-        }
-        for option, value in columns.items():
+        options = {"items": self.items, "column": self.column, "drop-items": self.drop_items}
+        for option, value in options.items():
             if value and self.events is None:
                 raise ConfigError(
-                    f"{option}: the events are missing; for example recsys run events.csv "
+                    f"--{option}: the events are missing; for example recsys run events.csv "
                     "--items products.csv"
                 )
         return read_columns(self.column or ())
@@ -392,14 +352,35 @@ def _compare(report: Path, against: Path, *, as_json: bool) -> None:
     Console().print(table)
 
 
-@expand_options
-def recommend(*, whose: HistoryOptions, k: Length = 10, as_json: Json = False) -> None:
+def recommend(
+    *,
+    user: Annotated[
+        str | None,
+        typer.Option(help="Outside id of a user of the data set; default: a random one."),
+    ] = None,
+    history: Annotated[
+        str | None,
+        typer.Option(help="Item ids instead of a user, oldest first, comma-separated."),
+    ] = None,
+    bundle: BundleFolder = None,
+    dataset: DatasetFolder = None,
+    name: Name = None,
+    seed: Seed = None,
+    k: Length = 10,
+    as_json: Json = False,
+) -> None:
     """Print one user's history and top-K, with titles.
+
+    Without --user and --history, a random user with at least three events is taken.
 
     Example: recsys recommend --name beauty --user 42 -k 5
     """
-    user, items = whose.find()
-    _show(whose.find_bundle(), user, items, k=k, as_json=as_json)
+    context = RunOptions(name=name, seed=seed).context()
+    items = history.split(",") if history else []
+    if not items:
+        folder = dataset or context.workspace.dataset
+        user, items = _find_history(folder, user, context.settings.seed)
+    _show(bundle or context.workspace.bundle, user, items, k=k, as_json=as_json)
 
 
 def _show(

@@ -148,7 +148,8 @@ def build_features(
         )
     matrix = _side_by_side([blocks[name] for name in blocks])
     sizes = {name: block.shape[1] for name, block in blocks.items()}
-    weights = {name: float(getattr(config, f"{_WEIGHTS[name]}_weight")) for name in blocks}
+    names = {name: f"{name.removesuffix('s')}_weight" for name in blocks}
+    weights = {block: float(getattr(config, setting)) for block, setting in names.items()}
     encoder = replace(encoder, blocks=sizes, weights=weights)
     has_content = bool({"text", "attributes"} & set(blocks))
     new = _side_by_side([as_new[name] for name in blocks]) if has_content else None
@@ -180,14 +181,6 @@ def _fit_content(
     column, names = config.embedding_column, columns.column_names
     no = np.zeros((0, 0))
     return blocks, FeatureEncoder(sizes, {}, column, words, values, numbers, names, no)
-
-
-_WEIGHTS = {
-    "text": "text",
-    "attributes": "attribute",
-    "collaborative": "collaborative",
-    "predicted": "predicted",
-}
 
 
 def _collaborative(

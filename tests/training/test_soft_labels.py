@@ -53,22 +53,14 @@ def test_only_the_best_are_kept_and_share_everything():
     assert labels.shares[1].tolist() == [1.0]
 
 
-@pytest.mark.parametrize("minutes", [0.0, 5.0])
-def test_within_a_time_limit_they_are_those_without_or_none(minutes, monkeypatch):
-    clock = iter(range(1000))
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    histories = Histories.of([[0, 7], [0, 1], [0, 1], [0, 2]])
-    whole = SoftLabels.of(histories, ITEMS, k=2)
-    some = SoftLabels.of(histories, ITEMS, k=2, minutes=minutes)
-    assert whole.shares.any()
-    assert np.array_equal(some.shares, whole.shares if minutes else np.zeros_like(whole.shares))
-
-
-def test_labels_of_chosen_events_are_those_among_the_labels_of_all():
+@pytest.mark.parametrize("minutes", [None, 0.0, 5.0])
+def test_labels_of_chosen_events_and_within_a_time_limit_are_those_of_all_or_none(minutes):
     rng = np.random.default_rng(0)
     histories = Histories.of([rng.integers(0, ITEMS, rng.integers(1, 7)) for _ in range(12)])
     whole, chosen = SoftLabels.of(histories, ITEMS), np.array([1, 4, 5, 20])
-    some = SoftLabels.of(histories, ITEMS, events=chosen)
-    np.testing.assert_array_equal(some.items[chosen], whole.items[chosen])
-    np.testing.assert_array_equal(some.shares[chosen], whole.shares[chosen])
-    assert not np.delete(some.shares, chosen, axis=0).any()
+    some = SoftLabels.of(histories, ITEMS, minutes=minutes, events=chosen)
+    labelled = chosen if minutes != 0 else chosen[:0]
+    np.testing.assert_array_equal(some.items[labelled], whole.items[labelled])
+    np.testing.assert_array_equal(some.shares[labelled], whole.shares[labelled])
+    assert whole.shares[chosen].any()
+    assert not np.delete(some.shares, labelled, axis=0).any()
