@@ -110,7 +110,7 @@ class ServiceLines:
         self._products = [re.compile(wildcard(text[1:])) for text in products]
         self._by_id = [re.compile(wildcard(text)) for text in others]
         self._recognises = KEEP not in self.patterns
-        self._known: dict[tuple[str, str], bool] = {}
+        self._known: dict[str, tuple[bool, bool]] = {}
 
     def find(self, events: pa.Table) -> pa.ChunkedArray:
         """(rows,) bool: whether rows are no products, by `item`, `title` and `named` if known."""
@@ -118,10 +118,10 @@ class ServiceLines:
         if "title" in events.column_names:
             titles = pc.fill_null(events["title"], "")
         lines = pc.binary_join_element_wise(items, titles, DIVIDED)
-        bad = each(lines, lambda line: self.is_service(*line.split(DIVIDED)))
+        bad = each(lines, lambda line: self._judge(line)[0])
         if "named" in events.column_names:
             bad = pc.or_(bad, pc.and_not(events["named"], each(items, self._is_product)))
-        left = pc.and_not(each(lines, self._is_named), bad)
+        left = pc.and_not(each(lines, lambda line: self._judge(line)[1]), bad)
         for counter, rows in ((self.dropped, bad), (self.kept, left)):
             for row in pc.value_counts(events["item"].filter(rows)).to_pylist():
                 counter[row["values"]] += row["counts"]
@@ -129,10 +129,13 @@ class ServiceLines:
 
     def is_service(self, item: str, title: str = "") -> bool:
         """Whether an item is no product, by its id or its title."""
-        key = (item, title)
-        if key not in self._known:
-            self._known[key] = self._decide(item, title)
-        return self._known[key]
+        return self._judge(f"{item}{DIVIDED}{title}")[0]
+
+    def _judge(self, line: str) -> tuple[bool, bool]:
+        """Whether a line is no product, and whether it is named like one; each is read once."""
+        if line not in self._known:
+            self._known[line] = self._decide(*line.split(DIVIDED)), self._is_named(line)
+        return self._known[line]
 
     def _decide(self, item: str, title: str) -> bool:
         if self._is_product(item):

@@ -15,6 +15,7 @@ from reader_suite import table
 from recsys.data import growth
 from recsys.data.grouped_rows import columns_of_orders
 from recsys.data.rules import Rules
+from recsys.data.service_lines import ServiceLines
 from recsys.errors import DataError
 
 
@@ -288,3 +289,12 @@ def test_a_time_that_further_lines_lack_does_not_divide_an_order():
     of_orders = columns_of_orders(rows)
     assert of_orders.first_lines(rows).tolist() == [True, False, False] * 2
     assert "Financial Status" in of_orders.names
+
+
+def test_the_words_of_a_line_are_read_once_however_many_parts_it_stands_in(monkeypatch):
+    read = []
+    monkeypatch.setattr("recsys.data.service_lines.says", lambda text: read.append(text))
+    service = ServiceLines()
+    for _ in range(3):
+        service.find(pa.table({"item": ["p1", "p2"], "title": ["a cup", "a pot"]}))
+    assert len(read) == 8, "id and title of two lines, for both questions"
