@@ -21,6 +21,8 @@ from recsys.retrieval.later import LaterItems
 from recsys.retrieval.retrieval import Retrieval
 from recsys.retrieval.vectors import VectorIndex
 
+MOST = 1 << 14  # items that are drawn: each is compared with the whole catalog
+
 
 @dataclass(frozen=True, eq=False)
 class AsNew:
@@ -48,7 +50,7 @@ class AsNew:
         share: float,
         seed: int,
     ) -> AsNew | None:
-        """Draw a share of the items with events.
+        """Draw a share of the items with events, at most `MOST`.
 
         Args:
             retrieval: of the whole catalog.
@@ -61,7 +63,7 @@ class AsNew:
             None if the items have no content, or too few have events.
         """
         known = np.flatnonzero(retrieval.counts > 0)
-        count = int(share * len(known))
+        count = min(int(share * len(known)), MOST)
         if not count:
             return None
         chosen = np.sort(np.random.default_rng(seed).choice(known, count, replace=False))

@@ -182,7 +182,7 @@ def test_nothing_is_left_of_items_treated_as_new():
     assert not rest.counts[gone].any()
 
 
-def test_drawn_items_leave_histories_and_get_new_numbers():
+def test_drawn_items_leave_histories_and_get_new_numbers(monkeypatch):
     placed = np.arange(ITEMS * 2, dtype=np.int32).reshape(ITEMS, 2)
     new = AsNew.draw(fitted(), TABLE, placed, share=0.25, seed=3)
     assert len(new.chosen) == len(new.later) == 3
@@ -199,3 +199,5 @@ def test_drawn_items_leave_histories_and_get_new_numbers():
     assert [h.tolist() for h in found.histories] == [[other], [other]]
     assert found.targets.items.tolist() == [other, ITEMS + 1]
     assert AsNew.draw(fitted(), TABLE, placed, share=0.01, seed=3) is None
+    monkeypatch.setattr("recsys.retrieval.as_new.MOST", 2)
+    assert len(AsNew.draw(fitted(), TABLE, placed, share=0.25, seed=3).chosen) == 2
