@@ -11,7 +11,7 @@ from recsys.semantic_ids.words import truncated_svd, unit_rows
 
 FOLDS = 5  # of the items, for predictions of their own features
 # Of events within the window: of more events, a narrower window counts, in less time and memory.
-MOST_PAIRS, LEAST_WINDOW = 1 << 22, 5
+MOST_PAIRS, LEAST_WINDOW = 1 << 22, 2
 
 
 def ppmi_block(
@@ -76,7 +76,8 @@ def predict(
 def _ridge(collaborative: NDArray[np.float32], content: sparse.csr_array) -> NDArray[np.float64]:
     """(F, D) ridge regression of (n, D) features on (n, F) content."""
     content = content.astype(np.float64)
-    gram = (content.T @ content).toarray() + np.eye(content.shape[1])
+    gram = (content.T @ content).toarray()
+    gram.flat[:: len(gram) + 1] += 1
     product = content.T @ collaborative.astype(np.float64)
     return np.asarray(linalg.cho_solve(linalg.cho_factor(gram, overwrite_a=True), product))
 

@@ -26,7 +26,7 @@ class FeatureConfig:
     collaborative_dim: int = internal(default=128)
     """Dimensions of the PPMI matrix to keep."""
     window: int = internal(default=10)
-    """Items at most this far apart in a history co-occur; at most 5 apart in millions of events."""
+    """Items at most this far apart in a history co-occur; fewer in millions of events."""
     attribute_weight: float = 0.5
     """Weight of the attribute columns."""
     attribute_dim: int = internal(default=64)
