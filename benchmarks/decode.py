@@ -28,15 +28,14 @@ from workload import SHAPES, Setup, Workload, load_bundle_workload, make_shape_w
 
 from recsys.decoding import (
     Engine,
+    ModelDrafter,
     SearchRequest,
     beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.draft import drafter_of
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
-from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.progress import track
 
@@ -133,7 +132,7 @@ def _engine(workload: Workload, options: Options, reuse: str) -> Engine:
     if reuse == "warm":
         tokens = max(options.batches) * (workload.longest + 4)  # one block of slots in addition
         both = (workload.target, workload.draft)
-        models = [TreeModel.of(m) for m in both if m is not None and not isinstance(m, StateDraft)]
+        models = [TreeModel.of(m) for m in both if m is not None]
         shapes = [(key_value_shape(m.config), m.dtype.itemsize) for m in models]
         room = tokens * max(2 * int(np.prod(shape)) * size for shape, size in shapes)
     return Engine(
@@ -209,7 +208,7 @@ class _Cell:
         if "exhaustive" in names:
             modes["exhaustive"] = partial(self._speculate, drafter=None)
         for n in self.options.nodes if "draft" in names and engine.draft is not None else ():
-            drafter = drafter_of(engine.draft, n)
+            drafter = ModelDrafter(engine.draft, n)
             modes[f"draft-{n}"] = partial(self._speculate, drafter=drafter)
         if PLANNED in names:
             modes[PLANNED] = self._plan
@@ -245,7 +244,7 @@ class _Cell:
             return
         self.engine.forget()
         earlier = [self.workload.earlier[i] for i in self.workload.group(number, self.batch)]
-        for model in (self.engine.target, self.engine.draft_model):
+        for model in (self.engine.target, self.engine.draft):
             if model is not None:
                 with TokenTree(model, PromptBatch.of(earlier, model), 0) as tree:
                     tree.note(tree.forward().amax(-1))

@@ -1,7 +1,7 @@
 """Bundle: the directory that evaluation and serving load, its parts and how they are read.
 
 manifest.json       format, parents, sha256 of each file
-target/ draft/      Hugging Face checkpoints (draft is optional, and may be a `StateDraft`)
+target/ draft/      Hugging Face checkpoints (draft is optional)
 catalog/            items.parquet: item id, semantic ID, title, attributes; quantizer/ and
                     item_encoder/ if codes were learned: they compute codes of new items
 vocabulary.json     the tokens of the codes
@@ -140,11 +140,9 @@ def check_models(path: Path) -> None:
         ArtifactError: as `recsys.models.checkpoint.check_config`.
     """
     from recsys.models.checkpoint import check_config
-    from recsys.models.state_draft import is_state_draft
 
     for part in (TARGET, DRAFT):
-        # A `StateDraft` has few levels, and weights of the sizes in its header (`StateDraft.load`).
-        if (path / part).is_dir() and not (part == DRAFT and is_state_draft(path / part)):
+        if (path / part).is_dir():
             check_config(path / part)
 
 

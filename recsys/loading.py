@@ -18,7 +18,6 @@ from recsys.devices import AUTO, CPU, choose_device, is_large, typical_seconds
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import load_model
-from recsys.models.state_draft import StateDraft, is_state_draft
 from recsys.modes import Mode
 from recsys.prompts import PromptEncoder
 from recsys.requests import MIN_BEAMS
@@ -30,7 +29,7 @@ class Models:
 
     Attributes:
         target: Hugging Face model.
-        draft: the same, or a `StateDraft`; None if the bundle has none.
+        draft: the same; None if the bundle has none.
         mode: how requests in mode `auto` are decoded.
         on_cpu: whether they are on a CPU.
     """
@@ -57,21 +56,13 @@ class Models:
         draft = None  # a request may need it in any mode
         if bundle.draft is not None:
             draft = load_for(bundle.draft, dtype, chosen)
-            of = draft if isinstance(draft, StateDraft) else bundle.vocabulary
-            if any(
-                list(getattr(of, name)) != list(getattr(bundle.vocabulary, name))
-                for name in ("level_offsets", "level_sizes")
-            ):
-                raise ArtifactError(f"{bundle.draft}: its levels are not those of the vocabulary")
         if mode == Mode.AUTO:
             mode = Mode.BEAM if on_cpu else Mode.PLANNED
         return cls(load_for(bundle.target, dtype, chosen), draft, mode, on_cpu)
 
 
 def load_for(path: Path, dtype: str, device: str) -> Any:
-    """A model to decode with, or a `StateDraft`, which stays in float32, on a device."""
-    if is_state_draft(path):
-        return StateDraft.load(path).to(device)
+    """A model to decode with, on a device."""
     return load_model(path, dtype=getattr(torch, dtype), device=device)
 
 

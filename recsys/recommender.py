@@ -390,7 +390,7 @@ class Recommender:
 
     def _mode(self, mode: str) -> Mode:
         """The mode that a request is decoded in."""
-        if mode == Mode.RELAXED and self.engine.draft_model is None:
+        if mode == Mode.RELAXED and self.engine.draft is None:
             raise RequestError(
                 "mode 'relaxed' needs a draft model, and this bundle has none; ask for 'strict'"
             )

@@ -24,7 +24,7 @@ from recsys.prompts import PromptEncoder
 from recsys.training import losses
 from recsys.training.batches import group_rows
 from recsys.training.objective import smoothed_cross_entropy
-from recsys.training.settings import STATE, AlignmentSettings
+from recsys.training.settings import AlignmentSettings
 from recsys.training.teacher import Prompts, Trees
 from recsys.training.tree import (
     causal_parts,
@@ -36,7 +36,7 @@ from recsys.training.tree import (
 )
 
 # Objectives over the levels of a draft tree, 1 .. L - 1.
-_DRAFTED = ("tree-kd", "margin-kd", STATE)
+_DRAFTED = ("tree-kd", "margin-kd")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class TreeBatch:
         log_probs: L arrays (B, 1 or K, C) float32, the target's, -inf for padding.
         level_log_probs: L arrays (B, 1 or K, V) float32, the target's of all tokens of a level; or
             none.
-        behind: one array (B, D) float32, the target's states behind the prompts; or none.
     """
 
     window: NDArray[np.int64]
@@ -64,14 +63,13 @@ class TreeBatch:
     scores: NDArray[np.float32]
     log_probs: list[NDArray[np.float32]]
     level_log_probs: list[NDArray[np.float32]]
-    behind: list[NDArray[np.float32]]
 
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:
         """Arguments of `TreeAlignment.forward`."""
         return (
             self.window, self.asked, self.lengths, self.states, self.parents, self.scores,
-            *self.log_probs, *self.level_log_probs, *self.behind,
+            *self.log_probs, *self.level_log_probs,
         )  # fmt: skip
 
     @property
@@ -94,7 +92,6 @@ class TreeBatches:
         seed: of the order.
         level_tokens: whether batches have the log-probs of all tokens of a level, which the trees
             then have.
-        behind: (n, D) the target's states behind the prompts, for a `StateDraft`; or None.
     """
 
     prompts: Prompts
@@ -104,7 +101,6 @@ class TreeBatches:
     max_tokens: int
     seed: int = 0
     level_tokens: bool = False
-    behind: NDArray[np.float32] | None = None
 
     @cached_property
     def level_sizes(self) -> list[int]:
@@ -151,7 +147,6 @@ class TreeBatches:
             trees.states[positions].astype(np.int64), trees.parents[positions].astype(np.int64),
             trees.scores[positions], trees.children_log_probs(positions, self.trie),
             trees.split_levels(positions, self.level_sizes) if self.level_tokens else [],
-            [] if self.behind is None else [self.behind[positions]],
         )  # fmt: skip
 
 
@@ -353,8 +348,6 @@ class TreeAlignment(nn.Module):
         settings = self._settings
         depth = states.shape[1] - (settings.objective in _DRAFTED)
         trees = states[:, :depth], parents[:, :depth], scores[:, :depth]
-        if settings.objective == STATE:
-            return self._state_kd(Levels.of(self._trie, trees, log_probs[:depth]), log_probs[-1])
         nodes = states[:, : depth - 1]
         rows = TreeRows(
             window,
@@ -389,15 +382,6 @@ class TreeAlignment(nn.Module):
             align = self._sequences(levels, log_q, whole_p, level_p)
         loss: torch.Tensor = settings.align_weight * align + (1 - settings.align_weight) * rec
         return loss
-
-    def _state_kd(self, levels: Levels, behind: torch.Tensor) -> torch.Tensor:
-        """The `tree_kd` of a `StateDraft`, given (B, D) states behind the prompts."""
-        tokens = self._trie.tokens_of(levels.states.clamp(min=0))
-        levels.log_q.append(levels.log_p[0])  # the first level is the target's own
-        for depth, log_q in enumerate(self.model.of_trees(behind, tokens, levels.parents), start=1):
-            code = levels.tokens[depth] - self.model.level_offsets[depth]
-            levels.log_q.append(log_q.gather(-1, code.masked_fill(~levels.real[depth], 0)))
-        return tree_kd(levels, self._settings.flatten)
 
     @torch.no_grad()
     def _ask_target(self, rows: TreeRows, kind: torch.dtype) -> torch.Tensor:

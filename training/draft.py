@@ -2,8 +2,7 @@
 
 It starts as the target's first layers, at random, or as a pretrained checkpoint with the target's
 tokenizer, and is trained on the next items alone (sft) or aligned to the target by one of the
-objectives of `recsys.training.alignment`. With `state-kd` it is a `StateDraft`. A run makes one
-only where its answers will use it.
+objectives of `recsys.training.alignment`. A run makes one only where its answers will use it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,11 @@ from recsys.config import as_dict
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
-from recsys.decoding.draft import states_behind
 from recsys.devices import AUTO, CPU
 from recsys.errors import ConfigError
 from recsys.loading import answering_device
 from recsys.models.architecture import architecture
 from recsys.models.checkpoint import build, load_model, save_model
-from recsys.models.state_draft import StateDraft, is_state_draft
 from recsys.pipeline import LEAST_MINUTES, SHARES, Context
 from recsys.progress import say
 from recsys.prompts import PromptEncoder
@@ -47,7 +44,6 @@ from recsys.training.settings import (
     ON_TREES,
     ON_WORDS,
     OURS,
-    STATE,
     TRIED,
     DraftConfig,
     Objective,
@@ -162,8 +158,6 @@ def _objectives(config: DraftConfig, context: Context) -> Sequence[Objective]:
     """
     if config.objective != AUTO:
         return (config.objective,)
-    if (served := _served(context)) is not None and is_state_draft(served):
-        return (STATE,)
     minutes = config.max_minutes or SHARES[KIND] * (context.minutes or 0)
     return TRIED if minutes >= LEAST_FOR_TRIALS and config.accept_users else (OURS,)
 
@@ -199,10 +193,8 @@ def _run(
     model, tokenizer = start(config, target, material, _served(context))
     on_trees = config.objective in ON_TREES
     data = Teacher.load(context.workspace.run(teacher.KIND)) if on_trees else None
-    # What reads the target's states runs it on all prompts before the device is chosen.
-    device = target.device if config.objective == STATE else CPU
     progress = train_draft(
-        model, target.load_model(device), material.dataset, target.encoder, config, checkpoints,
+        model, target.load_model(), material.dataset, target.encoder, config, checkpoints,
         data=data, seed=seed,
     )  # fmt: skip
     return model, tokenizer, progress
@@ -221,10 +213,6 @@ def start(
         ConfigError: a checkpoint with another vocabulary than the target's.
     """
     vocabulary, tokenizer = target.vocabulary, None
-    if config.objective == STATE:
-        return StateDraft.of(target.load_model(), vocabulary), None
-    if served is not None and is_state_draft(served):
-        served = None
     is_cut = config.base is None and config.init_from_target
     if config.base is not None and served is not None:
         model, tokenizer = load_model(served, dtype=torch.float32), load_tokenizer(served)
@@ -308,17 +296,15 @@ def train_draft(
     if data is None:
         batches = training_batches(dataset, encoder, config, seed)
     else:
-        behind, on_levels = None, config.alignment.on_levels
+        on_levels = config.alignment.on_levels
         if on_levels and not data.config.level_tokens:
             raise ConfigError(
                 "draft.objective: the teacher data lack the tokens of the levels, which it "
                 "compares; run `recsys train teacher` again with this objective"
             )
-        if config.objective == STATE:
-            behind = states_behind(model, target, encoder.encode_all(data.prompts.histories))
         batches = TreeBatches(
             data.prompts, data.trees, encoder, trie, config.batch_tokens,
-            seed=seed, level_tokens=on_levels, behind=behind,
+            seed=seed, level_tokens=on_levels,
         )  # fmt: skip
     module, device = on_chosen_device(KIND, [model, target], make, batches, config)
     return fit(

@@ -23,7 +23,7 @@ LEARNED = ("rq-kmeans", "rq-vae")  # methods that learn codes from features
 Method = Literal["rq-vae", "rq-kmeans", "imported"]
 Objective = Literal[
     "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd",
-    "margin-kd", "state-kd",
+    "margin-kd",
 ]  # fmt: skip
 # What each objective learns from, in addition to the next items.
 ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of the windows
@@ -35,7 +35,6 @@ Ablation = Literal[
 # Objectives whose optimum is the target itself need no recommendation loss.
 _COMPLETE = ("tree-kd", "margin-kd")
 OURS: Final = "margin-kd"  # accepts the most levels in equal time (docs/experiments.md)
-STATE: Final = "state-kd"  # the draft is then no language model (recsys.models.state_draft)
 TRIED: Final = (OURS, "atspeed-s", "atspeed-r")  # of `auto`
 Precision = Literal["auto", "bf16", "float32"]
 
@@ -321,7 +320,7 @@ class AlignmentSettings:
     Attributes:
         objective: see docs/alignment.md.
         alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
-            None means .5, or 1 for tree-kd and margin-kd; state-kd has none.
+            None means .5, or 1 for tree-kd and margin-kd.
         ablations: changes of the objective, as of `DraftConfig`.
         flatten: the weight of a node in tree-kd is p(prefix)^(1 / flatten).
         drafts: N of margin-kd, the prefixes of a level that the draft will propose.
@@ -364,11 +363,10 @@ class DraftConfig(SupervisedConfig):
     objective: Objective | Literal["auto"] = AUTO
     """What the draft learns (docs/alignment.md). `auto` is the one of margin-kd, atspeed-s and
     atspeed-r that saves most passes on validation after equal times, or margin-kd if the stage has
-    less than two minutes. Runs that name an objective train a draft on any machine. With `state-kd`
-    it is no language model: small networks that read the target's state."""
+    less than two minutes. Runs that name an objective train a draft on any machine."""
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     """Weight of the alignment loss; 1 - alpha is the weight of the recommendation loss. None means
-    .5, or 1 for tree-kd and margin-kd; state-kd takes none."""
+    .5, or 1 for tree-kd and margin-kd."""
     ablations: tuple[Ablation, ...] = ()
     """How the objective is changed, for those who study it: `released` (atspeed-s and atspeed-r as
     in the authors' code), `no-density` (no density regularisation in atspeed-s), `node-tokens`
@@ -404,11 +402,6 @@ class DraftConfig(SupervisedConfig):
             raise ConfigError(
                 "ablations: without density regularisation, atspeed-s-eq4 rewards probability "
                 "outside of V_c; use atspeed-s, which renormalises"
-            )
-        if self.objective == STATE and (self.base, self.alpha, self.ablations) != (None, None, ()):
-            raise ConfigError(
-                "base, alpha, ablations: a draft of state-kd is no language model, and has one "
-                "loss; leave them out"
             )
         if self.lora is not None and self.base is None:
             raise ConfigError("lora: adapts a pretrained draft; give draft.base, or leave lora out")

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from recsys.artifacts import Output, Workspace
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
-from recsys.models.state_draft import StateDraft
 from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
 from recsys.retrieval import SasRec
@@ -124,8 +123,6 @@ def training_dtype(model: Any, config: LoopConfig, device: torch.device) -> torc
 
     On a CPU in bf16, the backward pass of torch's fused attention takes ten times as long as eager.
     """
-    if isinstance(model, StateDraft):
-        return torch.float32
     if device.type == "cpu":
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         causal.set_attn_implementation("eager")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset, Examples
 from recsys.decoding import SearchRequest, beam_search, speculative_beam_search
-from recsys.decoding.draft import drafter_of
+from recsys.decoding.draft import ModelDrafter
 from recsys.prompts import PromptEncoder
 
 RANKED = 64  # users per batch of a ranking
@@ -102,7 +102,7 @@ def acceptance(
         num_beams: K.
         nodes: of a draft tree.
     """
-    drafter, stats = drafter_of(draft, nodes), []
+    drafter, stats = ModelDrafter(draft, nodes), []
     for start in range(0, len(prompts), DRAFTED):
         part = prompts[start : start + DRAFTED]
         stats += speculative_beam_search(target, drafter, part, trie, num_beams).stats

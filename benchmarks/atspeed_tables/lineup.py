@@ -16,8 +16,7 @@ from recsys.config import Settings
 from recsys.training.settings import ON_TREES, Objective
 
 PUBLISHED = ("sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r")
-# Without `state-kd`, whose drafts are no language models.
-OURS = tuple(n for n in get_args(Objective) if n not in (*PUBLISHED, "state-kd"))
+OURS = tuple(n for n in get_args(Objective) if n not in PUBLISHED)
 OBJECTIVES = (*PUBLISHED, *OURS)
 TITLES = {
     "target": "target",

@@ -6,7 +6,6 @@ from recsys.decoding.draft import Drafter as Drafter
 from recsys.decoding.draft import ExhaustiveDrafter as ExhaustiveDrafter
 from recsys.decoding.draft import ModelDrafter as ModelDrafter
 from recsys.decoding.draft import Proposal as Proposal
-from recsys.decoding.draft import StateDrafter as StateDrafter
 from recsys.decoding.engine import Decoded as Decoded
 from recsys.decoding.engine import Engine as Engine
 from recsys.decoding.output import Beams as Beams

@@ -2,10 +2,9 @@
 
 The graph holds the draft model's beam search, the target's pass over prompts, draft tree and
 candidates, and the acceptance of the levels. Both models run the code of every other decode
-(`ModelDrafter.draft`, `verify_draft`). A `StateDrafter` has no model: the graph then holds the
-target's pass over the prompts, the draft, and the pass over tree and candidates. With the answers
-comes down how many levels of each request were accepted. If that is all of them, the decode was one
-copy to the device, one launch and one copy back.
+(`ModelDrafter.draft`, `verify_draft`). With the answers comes down how many levels of each request
+were accepted. If that is all of them, the decode was one copy to the device, one launch and one
+copy back.
 
 Otherwise patch passes follow, as in `speculative_beam_search`, from the state that the graph left:
 the tree, its logits, keys and values. So the target never runs more passes than in beam search,
@@ -25,7 +24,7 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.fixed import FixedTrie
 from recsys.decoding.captured import Decode, DecodeGraph, DecodeGraphs, Part
 from recsys.decoding.captured_inputs import DecodeShape
-from recsys.decoding.draft import ModelDrafter, Proposal, StateDrafter
+from recsys.decoding.draft import ModelDrafter, Proposal
 from recsys.decoding.output import Beams
 from recsys.decoding.request import Search
 from recsys.decoding.speculative import (
@@ -45,8 +44,8 @@ class DraftGraphs(DecodeGraphs):
     def __init__(
         self,
         passes: PassGraphs,
-        draft: PassGraphs | None,
-        drafter: ModelDrafter | StateDrafter,
+        draft: PassGraphs,
+        drafter: ModelDrafter,
         trie: ItemTrie | FixedTrie,
         **limits: int,
     ) -> None:
@@ -54,7 +53,7 @@ class DraftGraphs(DecodeGraphs):
 
         Args:
             passes: captured passes of the target, with room for the decodes.
-            draft: captured passes of a `ModelDrafter`'s model, with room for the draft trees.
+            draft: captured passes of the drafter's model, with room for the draft trees.
             drafter: drafts the trees.
             trie: the catalog.
             **limits: `prompt`, `num_beams`, `excluded` and `masks` of `DecodeGraphs`.
@@ -65,17 +64,15 @@ class DraftGraphs(DecodeGraphs):
         super().__init__(passes, trie, **limits)
         if self._trie.source.num_levels == 1:
             raise ValueError("a catalog of one level needs no draft; capture beam searches")
-        if draft is not None and draft.model is not drafter.model:
+        if draft.model is not drafter.model:
             raise ValueError("draft: want captured passes of the drafter's model")
         self._drafter, self._width = drafter, self._widths[-1]
         self._split = drafter.split(self._trie, self._width)
-        if draft is not None:
-            self._parts.append(Part(draft, draft.model.prefixes))
+        self._parts.append(Part(draft, draft.model.prefixes))
 
     def _check(self, search: Search, num_beams: int) -> None:
         """As `DecodeGraphs`; ValueError if the draft model cannot run the prompts."""
-        if isinstance(self._drafter, ModelDrafter):
-            self._drafter.check(search.prompts, search.step.trie)
+        self._drafter.check(search.prompts, search.step.trie)
         super()._check(search, num_beams)
 
     @property
@@ -89,17 +86,12 @@ class DraftGraphs(DecodeGraphs):
 
     def _nodes(self, shape: DecodeShape) -> list[int]:
         room = patch_room(self._trie.source, self._width)
-        nodes = [self._tree_nodes + shape.nodes + room, sum(self._split[:-1])]
-        return nodes[: len(self._parts)]
+        return [self._tree_nodes + shape.nodes + room, sum(self._split[:-1])]
 
     def _compute(
         self, search: Search, trees: Sequence[FixedTree]
     ) -> tuple[dict[str, torch.Tensor], Verification]:
-        draft: Proposal | StateDrafter
-        if isinstance(self._drafter, ModelDrafter):
-            draft = self._drafter.draft(trees[1], search.step, self._split)
-        else:
-            draft = self._drafter
+        draft = self._drafter.draft(trees[1], search.step, self._split)
         left = verify_draft(search, trees[0], draft, self._width)
         results, proposal = left.found(), left.proposal
         left.proposal = Proposal(proposal.levels, proposal.passes)  # frees the draft's tree

@@ -16,13 +16,12 @@ from recsys.constraint.fixed import FixedTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.captured import DecodeGraphs
 from recsys.decoding.captured_drafts import DraftGraphs
-from recsys.decoding.draft import drafter_of, split_nodes
+from recsys.decoding.draft import ModelDrafter, split_nodes
 from recsys.decoding.grid import Grid
 from recsys.decoding.planner import Plan
 from recsys.decoding.speculative import PATCH_NODES
 from recsys.models.cache import CachePool, whole_blocks
 from recsys.models.graphs import PassGraphs
-from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
 
@@ -65,7 +64,7 @@ class Captures:
     def __init__(
         self,
         target: TreeModel,
-        draft: TreeModel | StateDraft | None,
+        draft: TreeModel | None,
         trie: ItemTrie,
         prompt_slots: int = 0,
     ) -> None:
@@ -73,8 +72,7 @@ class Captures:
         self.passes: list[PassGraphs] = []
         self.decodes: dict[Plan, DecodeGraphs] = {}
         self._target, self._draft, self._trie = target, draft, trie
-        self._draft_model = draft if isinstance(draft, TreeModel) else None
-        self._models = [target, *([] if self._draft_model is None else [self._draft_model])]
+        self._models = [target, *([] if draft is None else [draft])]
         self._prompt_slots = prompt_slots
         self._catalog: FixedTrie | None = None  # that of the captured decodes
         self._seconds, self._device_bytes = 0.0, 0
@@ -107,9 +105,9 @@ class Captures:
         trees = [plan.nodes for plan in plans if plan.mode == Mode.DRAFT]
         grid = self._grid(batch, max(self._prompt_slots, prompt), num_beams, self._trie)
         shapes = [grid.of_target(plans)]
-        if self._draft_model is not None and trees:
+        if self._draft is not None and trees:
             shapes.append(set())
-            on_device = DeviceTrie.of(self._trie, self._draft_model.device)
+            on_device = DeviceTrie.of(self._trie, self._draft.device)
             for widths in _draft_widths(on_device, trees, num_beams):
                 shapes[-1] |= grid.of_beams(widths)
         with self._timed():
@@ -161,7 +159,7 @@ class Captures:
             extra = max((nodes for _, nodes in candidates), default=0)
             passes = [self._passes(0, batch, grid.most_slots(plans, extra))]
             trees = [plan.nodes for plan in plans if plan.nodes]
-            if trees and self._draft_model is not None:
+            if trees:
                 widths = _draft_widths(catalog.trie, trees, num_beams)
                 slots = whole_blocks(prompt) + whole_blocks(max(map(sum, widths)))
                 passes.append(self._passes(1, batch, slots))
@@ -206,8 +204,8 @@ class Captures:
         """Graphs for the decodes of a plan; nothing is captured yet."""
         if plan.mode == Mode.BEAM:
             return DecodeGraphs(passes[0], catalog, **limits)
-        draft = passes[1] if len(passes) > 1 else None
-        return DraftGraphs(passes[0], draft, drafter_of(self._draft, plan.nodes), catalog, **limits)
+        drafter = ModelDrafter(self._draft, plan.nodes)
+        return DraftGraphs(passes[0], passes[1], drafter, catalog, **limits)
 
     def _grid(self, batch: int, prompt: int, num_beams: int, trie: ItemTrie) -> Grid:
         """The shapes of decodes of these sizes."""
@@ -219,7 +217,6 @@ class Captures:
             widths=tuple(trie.width(depth, num_beams) for depth in range(1, trie.num_levels)),
             patch=trie.width(trie.num_levels, num_beams) + min(PATCH_NODES, trie.num_states),
             first_level=trie.branching[0],
-            behind_prompts=isinstance(self._draft, StateDraft),
         )
 
     def _passes(self, number: int, batch: int, slots: int) -> PassGraphs:

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 
 from recsys import arguments
 from recsys.constraint.transitions import DeviceTrie
@@ -21,10 +19,7 @@ from recsys.decoding.beam import grow
 from recsys.decoding.expand import Frontier, Step, TokenLogits
 from recsys.decoding.request import check_vocabulary
 from recsys.decoding.tree import PromptBatch, TokenTree
-from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
-
-_TOGETHER = 64  # prompts of a pass for `states_behind`
 
 
 @dataclass(frozen=True)
@@ -134,70 +129,6 @@ class ExhaustiveDrafter:
         root = Frontier.root(len(prompts), torch.float32, prompts.tokens.device)
         equal = TokenLogits.nothing(root.scores, step.trie)
         return Proposal([step.expand(root, equal, 0, step.trie.source.branching[0])])
-
-
-class StateDrafter:
-    """Drafts by a `StateDraft`, which reads the target's logits behind the prompts.
-
-    So the prompts take a pass of the target of their own, and there is no second model with a cache
-    of its own. The first level is the target's own choice: K nodes, always right.
-    """
-
-    def __init__(self, model: StateDraft, nodes: int = 256) -> None:
-        """Draft trees of `nodes` nodes; ValueError for fewer than one."""
-        self.model, self.nodes = model, arguments.whole_number("nodes", nodes)
-
-    def split(self, trie: DeviceTrie, num_beams: int) -> list[int]:
-        """Nodes of levels 1, 2, ...: K, and equal parts of the others."""
-        known = min(trie.source.num_levels, len(self.model.level_sizes)) - 1
-        share = max(1, (self.nodes - num_beams) // max(1, known - 1))
-        asked = [num_beams, *[share] * (known - 1)][:known]
-        return [trie.source.width(depth, width) for depth, width in enumerate(asked, start=1)]
-
-    def propose_behind(self, logits: torch.Tensor, step: Step, num_beams: int) -> Proposal:
-        """Draft trees behind prompts, given the target's (B, vocabulary) logits there.
-
-        Nothing waits for the device, so it can be captured.
-        """
-        trie, model = step.trie, self.model
-        states = model.states(logits)
-        frontier = Frontier.root(len(logits), logits.dtype, logits.device)
-        prefixes = frontier.tokens[..., None][..., :0]
-        following = TokenLogits.of(logits.unsqueeze(1), trie)
-        levels: list[Frontier] = []
-        for depth, width in enumerate(self.split(trie, num_beams)):
-            if depth:
-                codes = model(states, prefixes).to(logits.dtype)
-                place = trie.alphabet - model.level_offsets[depth]
-                size = model.level_sizes[depth]
-                known = codes.index_select(-1, place.clamp(0, size - 1))
-                known = known.masked_fill((place < 0) | (place >= size), -torch.inf)
-                following = TokenLogits(known, codes.logsumexp(-1))
-            frontier = step.expand(frontier, following, depth, width)
-            above = frontier.parents.unsqueeze(-1).expand(-1, -1, depth)
-            prefixes = torch.cat([prefixes.gather(1, above), frontier.tokens[..., None]], dim=-1)
-            levels.append(frontier)
-        return Proposal(levels)
-
-
-def drafter_of(draft: Any, nodes: int = 256) -> ModelDrafter | StateDrafter:
-    """The drafter of a trained draft: a causal LM, or a `StateDraft`."""
-    return (StateDrafter if isinstance(draft, StateDraft) else ModelDrafter)(draft, nodes)
-
-
-@torch.inference_mode()
-def states_behind(
-    draft: StateDraft, target: Any, prompts: Sequence[ArrayLike]
-) -> NDArray[np.float32]:
-    """(n, D) states behind prompts, as a `StateDrafter` reads them."""
-    model, states = TreeModel.of(target), []
-    for first in range(0, len(prompts), _TOGETHER):
-        part = PromptBatch.of(prompts[first : first + _TOGETHER], model)
-        with TokenTree(model, part, 0) as tree:
-            logits = tree.forward()[:, -1]
-            tree.note(logits.amax(-1, keepdim=True))
-        states.append(draft.states(logits.to(draft.reader.device)).float().cpu().numpy())
-    return np.concatenate(states)
 
 
 def split_nodes(nodes: int, trie: DeviceTrie, num_beams: int = 1) -> list[int]:

@@ -21,13 +21,12 @@ from recsys.constraint import ItemTrie
 from recsys.decoding.beam import beam_search
 from recsys.decoding.captures import Captures
 from recsys.decoding.completion import complete
-from recsys.decoding.draft import Drafter, ExhaustiveDrafter, StateDrafter, drafter_of
+from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
 from recsys.decoding.output import Beams
 from recsys.decoding.planner import Load, PassTimes, Plan, Planner, list_plans
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.speculative import speculative_beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
-from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode, check_mode
 
@@ -56,7 +55,7 @@ class Engine:
 
     Attributes:
         target: the model whose beams are wanted.
-        draft: the draft model, a `StateDraft`, or None.
+        draft: the draft model, or None.
         trie: the catalog.
         planner: None until `warm_up`; plain beam search is the plan until then.
         captures: what is captured of the models.
@@ -78,7 +77,7 @@ class Engine:
         Args:
             target: Hugging Face decoder-only causal LM.
             trie: the catalog.
-            draft: smaller model over the same vocabulary, or a `StateDraft` of the target.
+            draft: smaller model over the same vocabulary.
             draft_nodes: nodes of a tree in mode `draft`.
             prefix_bytes: memory for keys and values of prompts, for the target and again for the
                 draft; 0 keeps none.
@@ -89,9 +88,7 @@ class Engine:
         self.trie = trie
         self.planner: Planner | None = None
         self.target = _with_prefixes(target, prefix_bytes)
-        self.draft: TreeModel | StateDraft | None = draft
-        if draft is not None and not isinstance(draft, StateDraft):
-            self.draft = _with_prefixes(draft, prefix_bytes)
+        self.draft = None if draft is None else _with_prefixes(draft, prefix_bytes)
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
         self.captures = Captures(self.target, self.draft, trie, prompt_slots)
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
@@ -185,21 +182,16 @@ class Engine:
         sizes = () if self.draft is None else dict.fromkeys((*_NODES, self.draft_nodes))
         return list_plans(self.trie.num_levels, self.trie.branching[0], list(sizes))
 
-    @property
-    def draft_model(self) -> TreeModel | None:
-        """The draft, if it is a language model."""
-        return self.draft if isinstance(self.draft, TreeModel) else None
-
     def _measure_plans(
         self, prompts: Sequence[ArrayLike], num_beams: int, batches: Sequence[int]
     ) -> Planner:
         """A planner with measurements of this machine and of every plan."""
         planner = Planner(
             _measure(self.target, batches),
-            None if self.draft_model is None else _measure(self.draft_model, batches),
+            None if self.draft is None else _measure(self.draft, batches),
             levels=self.trie.num_levels,
             first_level=self.trie.branching[0],
-            nodes=() if self.draft is None else _NODES,
+            nodes=_NODES,
         )
         for batch in batches:
             request = SearchRequest([prompts[i % len(prompts)] for i in range(batch)])
@@ -223,7 +215,7 @@ class Engine:
 
     def forget(self) -> None:
         """Drop all stored prompts."""
-        for model in (self.target, self.draft_model):
+        for model in (self.target, self.draft):
             if model is not None and model.prefixes is not None:
                 model.prefixes.clear()
 
@@ -236,9 +228,9 @@ class Engine:
         elif plan.mode == Mode.BEAM:
             beams = beam_search(target, search, trie, num_beams)
         else:
-            drafter: Drafter | StateDrafter = ExhaustiveDrafter()
+            drafter: Drafter = ExhaustiveDrafter()
             if plan.mode in (Mode.DRAFT, Mode.RELAXED) and self.draft is not None:
-                drafter = drafter_of(self.draft, plan.nodes or self.draft_nodes)
+                drafter = ModelDrafter(self.draft, plan.nodes or self.draft_nodes)
             verification = Mode.RELAXED if plan.mode == Mode.RELAXED else Mode.STRICT
             beams = speculative_beam_search(
                 target, drafter, search, trie, num_beams, verification, traced=traced
@@ -251,8 +243,7 @@ class Engine:
         mode = check_mode("mode", mode)
         if mode in (Mode.AUTO, Mode.PLANNED):
             return Plan() if self.planner is None or not load.batch else self.planner.choose(load)
-        draft = self.draft_model if mode is Mode.RELAXED else self.draft
-        if mode in (Mode.DRAFT, Mode.RELAXED) and draft is None:
+        if mode in (Mode.DRAFT, Mode.RELAXED) and self.draft is None:
             raise ValueError(f"mode {mode.value!r} needs a draft model; the engine has none")
         if mode is Mode.STRICT:
             mode = Mode.EXHAUSTIVE if self.draft is None else Mode.DRAFT

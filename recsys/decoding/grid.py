@@ -30,7 +30,6 @@ class Grid:
         widths: most beams of levels 1 .. L - 1.
         patch: most nodes of a patch pass.
         first_level: children of the catalog's root.
-        behind_prompts: whether a draft tree is a pass of its own, behind that of the prompts.
     """
 
     batch: int
@@ -38,7 +37,6 @@ class Grid:
     widths: tuple[int, ...]
     patch: int
     first_level: int
-    behind_prompts: bool = False
 
     def of_target(self, plans: Iterable[Plan]) -> set[PassShape]:
         """Shapes of the target's passes under some plans."""
@@ -97,12 +95,9 @@ class Grid:
     def _of_trees(self, plan: Plan) -> set[PassShape]:
         """Shapes of passes that verify and patch draft trees."""
         nodes, slots, rounds = self._drafted(plan), whole_blocks(self.prompt), len(self.widths)
-        behind = self.behind_prompts and plan.mode == Mode.DRAFT
-        first = set() if behind else self._of_prompts(nodes)
         slots += whole_blocks(nodes + rounds * self.patch)
-        most = max(self.patch, nodes * behind)
-        patches = {(size, slots, size) for size in list_sizes(most)}
-        return self._of_batches(first | patches, self._batches_of(plan))
+        patches = {(size, slots, size) for size in list_sizes(self.patch)}
+        return self._of_batches(self._of_prompts(nodes) | patches, self._batches_of(plan))
 
     def _batches_of(self, plan: Plan) -> list[int]:
         """Numbers of requests to capture for under a plan."""

@@ -159,13 +159,12 @@ class Planner:
     ) -> None:
         """List the plans that are possible for a catalog of L `levels`.
 
-        Draft trees have sizes `nodes`. Without times of a draft model, they are drafted behind a
-        pass over the prompts (`StateDrafter`). Mode `exhaustive` drafts the `first_level` children
-        of the root.
+        Draft trees have sizes `nodes`; without times of a draft model there are none. Mode
+        `exhaustive` drafts the `first_level` children of the root.
         """
         self._target, self._draft = target, draft
         self.levels, self.first_level = levels, first_level
-        self.plans = list_plans(levels, first_level, nodes)
+        self.plans = list_plans(levels, first_level, () if draft is None else nodes)
         self._passes: dict[tuple[Plan, int], Passes] = {}
         self._records: dict[tuple[Plan, int, int], _Record] = {}
         self._chosen: dict[tuple[int, int, int], tuple[Plan, int]] = {}
@@ -222,18 +221,15 @@ class Planner:
         target, batch, beams = self._target, load.batch, load.beams
         if plan.mode == Mode.BEAM:
             return target(batch, load.tokens) + (self.levels - 1) * target(batch, beams)
-        seconds, first, tokens, nodes = 0.0, 1, load.tokens, self.first_level
-        if plan.mode == Mode.DRAFT:
+        seconds, nodes = 0.0, self.first_level
+        if plan.mode == Mode.DRAFT and self._draft is not None:
             nodes = plan.nodes
-            if self._draft is None:
-                seconds, first, tokens = target(batch, load.tokens), 2, 0
-            else:
-                level = nodes / max(1, self.levels - 1)
-                seconds = self._draft(batch, load.tokens)
-                seconds += (self.levels - 2) * self._draft(batch, level)
-        seconds += target(batch, tokens + nodes)
+            level = nodes / max(1, self.levels - 1)
+            seconds = self._draft(batch, load.tokens)
+            seconds += (self.levels - 2) * self._draft(batch, level)
+        seconds += target(batch, load.tokens + nodes)
         counts = self._counts(plan, load)
-        for done in range(first, self.levels):
+        for done in range(1, self.levels):
             if passes is not None:
                 going_on = sum(taken > done for taken in passes)
                 seconds += target(going_on, 3 * beams) if going_on else 0.0

@@ -30,14 +30,13 @@ import torch
 
 from recsys.constraint.transitions import Children, read
 from recsys.decoding.beam import finish
-from recsys.decoding.draft import ModelDrafter, StateDrafter
+from recsys.decoding.draft import ModelDrafter
 from recsys.decoding.expand import Frontier, TokenLogits, stable_top
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
 from recsys.decoding.sampling import Noise
 from recsys.decoding.table import Table
 from recsys.decoding.tree import PromptBatch, TokenTree, require_finite
-from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 
 # Streams of noise for acceptance and filling; drawing uses that of plain sampling.
@@ -75,7 +74,7 @@ def relaxed_beam_search(
     # No level has more than the catalog's sequences, however large K and N are.
     rows = step.trie.source.num_rows
     width, drafts = min(num_beams, rows), min(drafts, rows)
-    if draft is None or hasattr(draft, "propose") or isinstance(draft, StateDrafter | StateDraft):
+    if draft is None or hasattr(draft, "propose"):
         name = type(draft).__name__
         raise ValueError(f"relaxed verification needs a draft model that knows q, got {name}")
     draft = TreeModel.of(draft)

@@ -22,7 +22,7 @@ from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import Children, DeviceTrie
 from recsys.decoding.beam import finish, no_answers
-from recsys.decoding.draft import Drafter, ExhaustiveDrafter, Proposal, StateDrafter, drafter_of
+from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Proposal
 from recsys.decoding.expand import Frontier, Step, stable_top
 from recsys.decoding.output import Beams, DecodeStats, Trace
 from recsys.decoding.relaxed import relaxed_beam_search
@@ -39,7 +39,7 @@ PATCH_NODES = 128
 @torch.inference_mode()
 def speculative_beam_search(
     target: Any,
-    drafter: Drafter | StateDrafter | Any | None,
+    drafter: Drafter | Any | None,
     request: Search | SearchRequest | Sequence[ArrayLike],
     trie: ItemTrie | DeviceTrie,
     num_beams: int = 20,
@@ -53,8 +53,8 @@ def speculative_beam_search(
 
     Args:
         target: as `beam_search`'s model.
-        drafter: a `Drafter` or `StateDrafter`, a model that drafts (`drafter_of`), or None for the
-            exhaustive drafter, which needs no model.
+        drafter: a `Drafter`, a model that drafts (`ModelDrafter`), or None for the exhaustive
+            drafter, which needs no model.
         request: token ids of each prompt, or a `SearchRequest`.
         trie: the catalog.
         num_beams: K.
@@ -88,20 +88,15 @@ def speculative_beam_search(
         return relaxed_beam_search(search, drafter, num_beams, released=released)
     if drafter is None:
         drafter = ExhaustiveDrafter()
-    elif not isinstance(drafter, StateDrafter) and not hasattr(drafter, "propose"):
-        drafter = drafter_of(drafter)
+    elif not hasattr(drafter, "propose"):
+        drafter = ModelDrafter(drafter)
     step = search.step
     # A search is no wider than its catalog, however large num_beams is.
     width = min(num_beams, step.trie.source.num_rows)
     search.send()
-    draft: Proposal | StateDrafter
-    if isinstance(drafter, StateDrafter):
-        draft, nodes = drafter, sum(drafter.split(step.trie, width))
-    else:
-        draft = proposal = drafter.propose(search.prompts, step, width)
-        nodes = proposal.nodes
-    with search.tree(nodes + patch_room(step.trie.source, width, patch_nodes)) as tree:
-        verifying = verify_draft(search, tree, draft, width)
+    proposal = drafter.propose(search.prompts, step, width)
+    with search.tree(proposal.nodes + patch_room(step.trie.source, width, patch_nodes)) as tree:
+        verifying = verify_draft(search, tree, proposal, width)
         answers = Answers(verifying, len(search), traced=traced)
         waiting = answers.take(verifying, verifying.found())
         answers.run_patches(verifying, waiting, patch_nodes)
@@ -113,19 +108,12 @@ def patch_room(trie: ItemTrie, width: int, patch_nodes: int = PATCH_NODES) -> in
     return (trie.num_levels - 1) * (width + min(patch_nodes, trie.num_states))
 
 
-def verify_draft(
-    search: Search, tree: TokenTree, draft: Proposal | StateDrafter, width: int
-) -> Verification:
+def verify_draft(search: Search, tree: TokenTree, proposal: Proposal, width: int) -> Verification:
     """Run prompts, draft tree and candidates in an empty tree, and accept what is right.
 
-    A `StateDrafter` drafts between the prompts, which then are a pass, and the others. Nothing
-    waits for the device, so it can be captured.
+    Nothing waits for the device, so it can be captured.
     """
     table, rows = Table(tree, search.step), search.rows
-    if isinstance(draft, StateDrafter):
-        proposal = draft.propose_behind(table.run()[:, -1], search.step, width)
-    else:
-        proposal = draft
     table.add_levels(proposal.levels)
     if rows is not None:
         table.add_rows(rows)

@@ -102,15 +102,12 @@ class Table:
         own = (torch.cat([part[:, :1], part[:, first:]], dim=1) for part in self.logits)
         return rows.scores(TokenLogits(*own))
 
-    def run(self) -> torch.Tensor:
-        """Run one pass of the target over the nodes that were added; returns its logits."""
-        logits = self.tree.forward()
-        new = TokenLogits.of(logits, self.step.trie)
-        self.tree.note(new.total)
+    def run(self) -> None:
+        """Run one pass of the target over the nodes that were added."""
+        new = TokenLogits.run(self.tree, self.step.trie)
         pairs = zip(self.logits, new, strict=True)
         self.logits = TokenLogits(*(torch.cat(pair, dim=1) for pair in pairs))
         self.runs = [*self.runs, self.places]
-        return logits
 
     def run_added(self) -> None:
         """Run the nodes that were added, if any; the first pass also runs the prompts."""

@@ -22,7 +22,6 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     draft = torch.cat(drafted, dim=1) if drafted else scores[:, :0]
     is_beam = (beams[done][:, None, :] == states[:, :, None]).any(-1)
     runs = torch.tensor(table.runs, device=states.device)
-    verified = int(len(levels) > 0 and table.runs[0] == 1)  # the prompts may be a pass of their own
     passes = torch.searchsorted(runs, torch.arange(table.places, device=states.device), right=True)
     real = (states != PADDING) & (depth > 0)
     number = torch.cumsum(real, 1) - 1
@@ -40,7 +39,7 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
                 draft_score = draft_line[place - 1] if place < first_patch else None
                 fate: Fate = "rejected"
                 if beam:
-                    fate = "accepted" if pass_of[place] == verified else "patched"
+                    fate = "accepted" if pass_of[place] == 0 else "patched"
                 in_pass = pass_of[place] + 1
                 nodes_.append(
                     TraceNode(parent, level, token, state, in_pass, draft_score, score, fate)

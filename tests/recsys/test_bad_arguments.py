@@ -15,7 +15,6 @@ from recsys.decoding import (
     Engine,
     ModelDrafter,
     SearchRequest,
-    StateDrafter,
     beam_search,
     complete,
     score_rows,
@@ -95,7 +94,7 @@ COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
     [
         (lambda: ModelDrafter(MODEL, 2.5), "nodes must be a whole number, got 2.5"),
         (lambda: ModelDrafter(MODEL, widths=[3, 0]), "widths must be at least 1, got 0"),
-        (lambda: StateDrafter(None, 0), "nodes must be at least 1, got 0"),
+        (lambda: ModelDrafter(MODEL, 0), "nodes must be at least 1, got 0"),
         (lambda: strict(patch_nodes=1.5), "patch_nodes must be a whole number"),
         (lambda: strict(patch_nodes=0), "patch_nodes must be at least 1, got 0"),
         (lambda: score_rows(MODEL, [[1]], TRIE, [[0.5]]), "rows of request 0 must hold integers"),

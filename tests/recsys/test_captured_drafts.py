@@ -32,15 +32,12 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.decoding.captured_drafts import DraftGraphs
-from recsys.decoding.draft import drafter_of
 from recsys.decoding.planner import Plan
 from recsys.decoding.speculative import Answers
 from recsys.errors import NonFiniteError
 from recsys.models.graphs import PassGraphs
-from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
-from recsys.vocabulary import Vocabulary
 
 NODES = 30
 DRAFTED = Plan(Mode.DRAFT, NODES)
@@ -48,10 +45,6 @@ DRAFTED = Plan(Mode.DRAFT, NODES)
 
 def draft_of(weights, kind):
     """A draft that is always, often or rarely right."""
-    if kind == "state":
-        torch.manual_seed(1)
-        tokens = weights.config.vocab_size
-        return StateDraft.of(weights, Vocabulary((tokens,) * 4, (0,) * 4, tokens)).eval()
     if kind == "other":
         other = weights_of(vocabulary=weights.config.vocab_size, hidden=24, seed=9)
         return other.to(weights.device)
@@ -66,23 +59,19 @@ def draft_of(weights, kind):
 
 
 def captured(weights, draft, capture, trie=TRIE, shapes=COLD, *, kept=(False, False), **sizes):
-    models = [TreeModel(weights), draft if isinstance(draft, StateDraft) else TreeModel(draft)]
+    models = [TreeModel(weights), TreeModel(draft)]
     passes = []
     for model, keeps in zip(models, kept, strict=True):
-        if isinstance(model, StateDraft):
-            passes.append(None)
-            break
         model._native = None
         if keeps:
             model.keep_prefixes(1 << 20)
         passes.append(PassGraphs.attach(model, batch=BATCH, slots=576, capture=capture))
-    drafter = drafter_of(models[1], NODES)
+    drafter = ModelDrafter(models[1], NODES)
     decodes = DraftGraphs(
         *passes, drafter, trie, prompt=LONGEST, num_beams=K, **{"excluded": 12, "masks": 2} | sizes
     )
     decodes.warm_up(shapes)
-    real = [each for each in passes if each is not None]
-    return models[: len(real)], real, decodes
+    return models, passes, decodes
 
 
 class TestDrafts(CapturedSuite):
@@ -91,7 +80,6 @@ class TestDrafts(CapturedSuite):
         ("llama-gqa", "near"),
         ("mistral-window", "near"),
         ("qwen3-mixed-window", "other"),
-        ("llama-gqa", "state"),
     )
     plan, most = DRAFTED, 8
 
@@ -100,7 +88,7 @@ class TestDrafts(CapturedSuite):
         return captured(weights, draft, capture, trie, shapes, kept=(kept, kept), **sizes)
 
     def check_work(self, weights, kind, request, found):
-        drafter = drafter_of(draft_of(weights, kind), NODES)
+        drafter = ModelDrafter(draft_of(weights, kind), NODES)
         plain = speculative_beam_search(weights, drafter, request, TRIE, K)
         for mine, theirs in zip(found.stats, plain.stats, strict=True):
             for name in ("target_passes", "accepted_levels", "drafted_nodes", "draft_passes"):
@@ -112,7 +100,7 @@ class TestDrafts(CapturedSuite):
         if kind == "same":
             assert statistics.patched == 0
         else:
-            assert 0 < statistics.patched < statistics.replays or kind in ("other", "state")
+            assert 0 < statistics.patched < statistics.replays or kind == "other"
 
     @classmethod
     def engine(cls, weights):
@@ -231,15 +219,3 @@ class TestDrafts(CapturedSuite):
         same(
             decodes.run(Search.of(prompts, model, TRIE), K), beam_search(weights, prompts, TRIE, K)
         )
-
-
-def test_an_engine_captures_every_pass_of_a_draft_that_reads_states():
-    weights = weights_of()
-    draft = draft_of(weights, "state")
-    engine = Engine(weights, TRIE, draft=draft, prompt_slots=LONGEST, graphs=True)
-    engine.warm_up([[1, 2, 3], [4] * LONGEST], K, (1, 2))
-    for mode in ("planned", "draft"):
-        found = engine.decode([[5, 6], [7]], K, mode=mode).beams
-        same(found, beam_search(weights, [[5, 6], [7]], TRIE, K))
-    assert Plan(Mode.DRAFT, 56) in engine.planner.plans
-    assert not engine.captures.statistics().eager_passes

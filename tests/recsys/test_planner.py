@@ -110,11 +110,3 @@ def test_a_draft_costs_its_prompt_and_a_pass_a_level():
     for passes, expected in ((1, 1.3), (2, 2.3), (3, 3.3)):
         assert each.forwards(plan, load, [passes]) == pytest.approx(expected)
     assert each.forwards(Plan(), load) == pytest.approx(4.0)
-
-
-def test_a_draft_that_reads_states_costs_a_pass_of_the_target_and_its_tree():
-    even = PassTimes({1: ((4, 1.0), (256, 1.0))})
-    load, plan = Load(1, 30, 20), Plan(Mode.DRAFT, 128)
-    each = Planner(even, None, levels=4, first_level=91, nodes=(128,))
-    for passes in (2, 3, 4):  # the prompt's is the first
-        assert each.forwards(plan, load, [passes]) == pytest.approx(passes)

@@ -9,16 +9,13 @@ from recsys.decoding import (
     Engine,
     ModelDrafter,
     Proposal,
-    StateDrafter,
     beam_search,
     complete,
 )
 from recsys.decoding.expand import Frontier
 from recsys.decoding.planner import Plan
-from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
-from recsys.vocabulary import Vocabulary
 
 UNRELATED = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
 ADVERSARY = tiny_model("llama-gqa", dtype=torch.float64)  # finds likely what the target does not
@@ -81,34 +78,6 @@ class TestDraftThatIsNotFinite(DrafterSuite):
 class TestDraftOfWidths(DrafterSuite):
     def drafter(self, model, trie, batch):
         return ModelDrafter(UNRELATED, widths=[5])
-
-
-def state_draft(offset=0, size=64, levels=5, vocabulary=64):
-    """An untrained one for models of `vocabulary` tokens, whose levels have the same tokens."""
-    torch.manual_seed(4)
-    sizes = Vocabulary((size,) * levels, (offset,) * levels, vocabulary)
-    return StateDraft.of(tiny_model("llama-gqa"), sizes).eval()
-
-
-class TestStateDraft(DrafterSuite):
-    def drafter(self, model, trie, batch):
-        return StateDrafter(state_draft(), 30)
-
-
-class TestStateDraftOfFewTokensAndLevels(DrafterSuite):
-    """What it does not know is not drafted."""
-
-    patch_nodes = 3
-
-    def drafter(self, model, trie, batch):
-        return StateDrafter(state_draft(5, 20, 3), 17)
-
-
-class TestStateDraftThatIsNotFinite(DrafterSuite):
-    def drafter(self, model, trie, batch):
-        draft = state_draft()
-        draft.levels[0].head.weight.data.fill_(torch.nan)
-        return StateDrafter(draft, 40)
 
 
 class RandomDrafter:

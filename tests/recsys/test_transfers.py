@@ -21,7 +21,6 @@ from recsys.decoding import (
     ModelDrafter,
     Search,
     SearchRequest,
-    StateDrafter,
     beam_search,
     complete,
     expand,
@@ -31,17 +30,14 @@ from recsys.decoding.captured import DecodeGraphs
 from recsys.decoding.captured_drafts import DraftGraphs
 from recsys.decoding.captured_inputs import DecodeShape
 from recsys.models.graphs import PassGraphs, PassShape, list_sizes
-from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.transfers import FixedInputs, Upload, download
-from recsys.vocabulary import Vocabulary
 
 RNG = np.random.default_rng(0)
 TRIE = ItemTrie.build(random_catalog(RNG, 300, 4))
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
 PROMPTS = random_prompts(RNG, 5, 24)
-STATES = StateDraft.of(TARGET, Vocabulary((64,) * 4, (0,) * 4, 64)).eval()
 EXCLUDE = [RNG.integers(0, TRIE.num_rows, 9) for _ in PROMPTS]
 MASK = RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.5)
 BOOST = Boost.of(TRIE, RNG.random(TRIE.num_items).astype(np.float32))
@@ -57,9 +53,6 @@ SEARCHES = {
     "beam": lambda target, draft, r: beam_search(target, r, TRIE, K),
     "exhaustive": lambda target, draft, r: speculative_beam_search(target, None, r, TRIE, K),
     "draft": lambda target, draft, r: speculative_beam_search(target, draft, r, TRIE, K),
-    "state": lambda target, draft, r: speculative_beam_search(
-        target, StateDrafter(STATES, 20), r, TRIE, K
-    ),
     "complete": lambda target, draft, r: complete(target, beam_search(target, r, TRIE, K), r, TRIE),
 }
 POISON = 0x5A

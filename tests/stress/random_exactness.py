@@ -35,13 +35,11 @@ from recsys.decoding import (
     Engine,
     ModelDrafter,
     SearchRequest,
-    StateDrafter,
     beam_search,
     speculative_beam_search,
 )
 from recsys.decoding.planner import Plan
 from recsys.models.cache import CachePool
-from recsys.models.state_draft import StateDraft
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
 
@@ -405,10 +403,6 @@ class Checker:
         self.check("strict, drafted", found)
         count = len(self.oracle.rows)
         rows = [self.rng.integers(0, count, self.rng.integers(0, 6)) for _ in case.requests]
-        sizes = (case.script.vocabulary,) * case.levels
-        states = StateDraft((0,) * case.levels, sizes, 4, 4).eval()
-        found = strict(self.target, StateDrafter(states, nodes), *ask, patch_nodes=patch)
-        self.check("strict, drafted from states", found)
         plain = {k: v for k, v in self.limits.items() if k != "boosts"}
         ask = (replace(request, candidates=rows), self.trie, K)
         for name, along in (

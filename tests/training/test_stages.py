@@ -186,20 +186,6 @@ def test_the_bundle_is_whole_and_readable(make_context, shop):
     assert suffixes == {".json", ".safetensors", ".parquet"}, "nothing else, and no pickle"
 
 
-def test_a_draft_that_reads_states_is_served_and_changes_no_list(make_context, tmp_path):
-    context = make_context(draft={"objective": "state-kd", "epochs": 30, "learning_rate": 1e-2})
-    path = make_bundle(context)
-    assert [file.name for file in (path / "draft").iterdir()] == ["state_draft.safetensors"]
-    info = read_manifest(context.workspace.run("draft")).info
-    assert info["validation"]["target_passes"] == 2, "the prompt's, and one that verifies"
-    served = Recommender.load(path)
-    requests = [RecommendRequest(["i3", "i4"], 4, mode=mode) for mode in ("beam", "strict")]
-    first, second = served.recommend_batch(requests)
-    assert [r.item_id for r in first.recommendations] == [r.item_id for r in second.recommendations]
-    with pytest.raises(RequestError, match="needs a draft model"):
-        served.recommend_batch([RecommendRequest(["i3"], 5, mode="relaxed", seed=1)])
-
-
 def test_a_bundle_of_mismatched_parts_is_refused(make_context):
     context = make_context()
     make_bundle(context)
