@@ -79,7 +79,7 @@ SMALL = {
     },
     "teacher": {"histories": 40, "beams": 4},
     "evaluate": {"ks": [1, 10], "resamples": 10, "users": 20},
-    "gate": {"users": 20, "requests": 3, "resamples": 10},
+    "gate": {"users": 20, "resamples": 10},
 }  # fmt: skip
 TRAINED = ("sasrec", "target", "draft")
 OTHERS = {"teacher": teacher.stage, "gate": gate.stage}  # stages that others or commands run

@@ -11,8 +11,7 @@ their events (`replays`). The challenger is offered unless it is shown to be wor
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from recsys.interactions import OTHER_TYPE, Histories
 from recsys.live import NewItem
 from recsys.pipeline import Context
 from recsys.progress import console, say
-from recsys.recommender import Recommender, RecommendRequest
+from recsys.recommender import Recommender
 from recsys.splits import TEST, VALID
 
 SECTION, VERDICT = "gate", "gate.json"
@@ -49,8 +48,8 @@ def stage(context: Context) -> Path:
     """Write the report of a run with a parent: that of `recsys evaluate`, and `gate.json`.
 
     `gate.json` has `offered`, `reasons` (sentences, empty if it is offered), both bundles,
-    `window`, `comparisons` (challenger minus champion, for `all`, `cold` and `warm` next items),
-    `coverage` (`compare_coverage`) and `latency_ms`.
+    `window`, `comparisons` (challenger minus champion, for `all`, `cold` and `warm` next items) and
+    `coverage` (`compare_coverage`).
 
     Raises:
         ArtifactError: data set or a bundle is missing, or the champion is of other items.
@@ -90,7 +89,6 @@ def stage(context: Context) -> Path:
                 break
         result = results[0]
         tables = [report.per_user(recommender, dataset) for recommender in results]
-        times = measure_latency([challenger, champion], result, dataset, config)
         findings = {
             CHALLENGER: {"bundle": workspace.name, "version": parents["bundle"]},
             CHAMPION: {"bundle": parent.name, "version": parents[CHAMPION]},
@@ -103,7 +101,6 @@ def stage(context: Context) -> Path:
                 resamples=config.resamples,
             ),
             "coverage": compare_coverage(result, config),
-            "latency_ms": dict(zip(rankers, times, strict=True)),
             "k": config.k,
         }
         reasons = decide(findings, config)
@@ -269,33 +266,6 @@ def with_new_items(champion: Recommender, dataset: Dataset) -> Recommender:
         ]
     )
     return champion
-
-
-def measure_latency(
-    recommenders: Sequence[Recommender], result: Result, dataset: Dataset, config: GateConfig
-) -> list[dict[str, float] | None]:
-    """Median and 95th percentile of single requests in ms, of each; None if none are timed.
-
-    The recommenders take turns, so that other work on the machine affects them alike.
-    """
-    rows = np.random.default_rng(0).permutation(len(result.users))[: config.requests]
-    requests = [
-        RecommendRequest(dataset.item_ids[result.histories[int(row)]].tolist(), config.k)
-        for row in rows
-    ]
-    if not requests:
-        return [None] * len(recommenders)
-    times = np.zeros((len(recommenders), len(requests)))
-    for recommender in recommenders:
-        recommender.recommend_batch(requests[:1])  # the first one allocates
-    for column, request in enumerate(requests):
-        for line, recommender in zip(times, recommenders, strict=True):
-            start = time.perf_counter()
-            recommender.recommend_batch([request])
-            line[column] = 1000 * (time.perf_counter() - start)
-    return [
-        {"p50": float(np.median(line)), "p95": float(np.percentile(line, 95))} for line in times
-    ]
 
 
 def read_verdict(report_path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from recsys.config import internal, section
 
@@ -36,10 +36,6 @@ class GateConfig:
     """Least share of the number of items that the champion's lists have together, or that the users
     took in the window, if these are fewer. The challenger is refused if its lists surely have
     fewer: the 95 % interval over users lies below."""
-    latency: PositiveFloat = 1.5
-    """Largest multiple of the champion's median latency."""
-    requests: NonNegativeInt = internal(default=100)
-    """Requests that are timed, one after the other; 0 times none."""
     resamples: PositiveInt = internal(default=1000)
     """Draws of the bootstrap."""
 
@@ -49,7 +45,7 @@ def decide(compared: dict[str, Any], config: GateConfig) -> list[str]:
 
     Something must have been measured. The challenger must not be surely worse: the 95 % interval of
     the difference lies below 0 for NDCG of all users, or below the margin for recall and for a part
-    of the users. Its lists must not surely have too few items, and it must keep the latency.
+    of the users. Its lists must not surely have too few items.
     """
     k, reasons = config.k, []
     users = compared["window"]["users"]
@@ -82,11 +78,5 @@ def decide(compared: dict[str, Any], config: GateConfig) -> list[str]:
             f"{theirs}, and the users took {taken}; at least {least:.0f} are wanted "
             f"(gate.coverage), and the gap of {about['gap']['mean']:+.0f} items "
             f"({about['gap']['low']:+.0f} to {about['gap']['high']:+.0f}) is more than chance."
-        )
-    times = [compared["latency_ms"][name] for name in (CHALLENGER, CHAMPION)]
-    if None not in times and times[0]["p50"] > config.latency * times[1]["p50"]:
-        reasons.append(
-            f"A request takes {times[0]['p50']:.1f} ms, and {times[1]['p50']:.1f} ms with the "
-            "champion."
         )
     return reasons
