@@ -14,7 +14,7 @@ from recsys import __version__, cli
 
 # What a user reads, so that colours and the width of the terminal do not matter.
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
-HEAVY = ("torch", "transformers", "sklearn", "matplotlib", "faiss", "peft", "accelerate", "fastapi")
+HEAVY = ("torch", "transformers", "sklearn", "faiss", "peft", "accelerate", "fastapi")
 TREE = {
     "quickstart": (),
     "run": (),

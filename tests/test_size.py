@@ -25,23 +25,23 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (29_740, 25_000),
+    "recsys": (29_370, 25_000),
     "data": (11_660, 5_500),
-    "training": (6_140, 6_000),
+    "training": (6_110, 6_000),
     "serving": (13_900, 13_000),
     "benchmarks": (3_360, 3_500),
-    "tests": (48_000, 36_000),
+    "tests": (47_840, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
-    "lines of the product": (64_800, 53_500),
+    "lines of the product": (64_370, 53_500),
     "lines of the largest file": (500, 500),
     "lines of the largest class": (350, 350),
     "words of the documents": (49_000, 50_000),
     "words of README.md": (900, 900),
     "lines of CHANGELOG.md": (60, 60),
     "commands": (23, 26),
-    "settings": (141, 150),
+    "settings": (139, 150),
     "HTTP operations": (30, 32),
     "extras": (5, 8),
 }

@@ -22,7 +22,7 @@ from recsys.semantic_ids.encoder import PLACED
 from recsys.semantic_ids.encoder import save as save_encoder
 from recsys.semantic_ids.features import Features, build_features
 from recsys.semantic_ids.quantizer import Quantizer, centroid_tensors
-from recsys.semantic_ids.report import agreement, compare, draw, health
+from recsys.semantic_ids.report import agreement, compare, health
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
 from recsys.training import sasrec
@@ -41,13 +41,12 @@ BY_LEVEL = {  # printed name -> key of the report
 def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
 
-    It has `codes.npy` ((items, L) int32, dense order), `report.json` and, without a parent,
-    `report.svg`. Learned IDs also have `centroids.safetensors` (`centroids.0`, `centroids.1`, ...:
-    (V_l, D) of each level), `features.npy` ((items, F) float32, without predicted ones),
-    `quantizer/` and `item_encoder/`, which computes codes
-    of new items. With it are the codes that each item would get if it were new. A run with a parent
-    keeps the codes, the quantiser and the encoder of its bundle, and places new items
-    (`recsys.training.placing`).
+    It has `codes.npy` ((items, L) int32, dense order) and `report.json`. Learned IDs also have
+    `centroids.safetensors` (`centroids.0`, `centroids.1`, ...: (V_l, D) of each level),
+    `features.npy` ((items, F) float32, without predicted ones), `quantizer/` and `item_encoder/`,
+    which computes codes of new items. With it are the codes that each item would get if it were
+    new. A run with a parent keeps the codes, the quantiser and the encoder of its bundle, and
+    places new items (`recsys.training.placing`).
 
     Raises:
         ConfigError: the data set has no codes for its items, a new item cannot be placed, or the
@@ -90,8 +89,6 @@ def stage(context: Context) -> Path:
         np.save(folder / "codes.npy", codes, allow_pickle=False)
         text = json.dumps(report, indent=2)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-        if parent is None:  # few codes are new otherwise, and drawing takes longer than placing
-            draw(codes, report, folder / "report.svg")
         info.update(
             seconds=round(time.perf_counter() - start, 1), **{key: report[key] for key in SUMMARY}
         )

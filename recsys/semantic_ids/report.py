@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,29 +98,3 @@ def compare(
         }
         | {"reconstruction_error": reconstruction_error(quantizer, features, before)},
     }
-
-
-def draw(codes: NDArray[np.integer], report: dict[str, Any], file: Path) -> None:
-    """Draw how often each code is used, level by level, and how the trie branches.
-
-    `report` is of `compare` or `health`. SVG files of the same codes are identical.
-    """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"svg.hashsalt": "recsys", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        usage, depth = figure.subplots(1, 2, width_ratios=(2, 1))
-        for level, column in enumerate(codes.T):
-            size = report["codebook_size"][level]
-            counts = np.sort(np.bincount(column, minlength=size))[::-1]
-            label = f"level {level + 1}: {report['used_codes'][level]} of {size} used"
-            usage.plot(np.arange(1, size + 1), counts, label=label)
-        usage.set(xlabel="code, by rank", ylabel="items", yscale="log", title="Use of the codes")
-        usage.legend()
-        levels = np.arange(1, report["levels"] + 1)
-        bars = depth.bar(levels, report["prefixes"])
-        depth.bar_label(bars, [f"×{b:g}" for b in report["branching"]])
-        depth.set(xlabel="depth", ylabel="prefixes", xticks=levels, title="Branching of the trie")
-        metadata = {"Date": None} if file.suffix == ".svg" else {}
-        figure.savefig(file, metadata=metadata)

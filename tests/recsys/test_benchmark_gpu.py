@@ -15,7 +15,7 @@ from recsys.models.tree_forward import TreeModel
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 # What a bare machine lacks; what transformers itself brings is left alone.
 MISSING = (
-    "accelerate", "duckdb", "faiss", "fastapi", "llguidance", "matplotlib", "pandas", "peft",
+    "accelerate", "duckdb", "faiss", "fastapi", "llguidance", "pandas", "peft",
     "prometheus_client", "pyarrow", "scipy", "sklearn", "starlette", "threadpoolctl", "uvicorn",
 )  # fmt: skip
 BARE = f"""

@@ -59,7 +59,6 @@ def test_the_artifact_holds_unique_codes_and_what_made_them(method, cls, make, s
     before = quantizer.encode(features)
     assert report["moved_items"] == int((before != codes).any(axis=1).sum())
     assert report["method"] == method
-    assert (path / "report.svg").stat().st_size > 1000
     # the encoder for new items gives most training items the code that they have
     coder = ItemEncoder(path / "item_encoder", path / "quantizer")
     placed, far = coder.encode(dataset.items)
