@@ -84,8 +84,8 @@ def fill_lists(batch: Batch, width: int, search: Callable[[Batch, int], Lists]) 
         going_on: list[tuple[int, NDArray[np.int32], RowMask | None]] = []
         for row, request in enumerate(requests):
             own = capped[request]
-            found = own.take(part, lists, row, _caps(batch, request))
-            if not found or len(own.items) == own.places:
+            has_more = own.take(part, lists, row, _caps(batch, request))
+            if not has_more or len(own.items) == own.places:
                 continue
             mask = _left(batch, request)
             hidden = np.append(batch.excluded[request], own.items).astype(np.int32)

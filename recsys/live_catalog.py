@@ -259,10 +259,10 @@ class EpochCatalog:
     def row(self, item: int) -> dict[str, Any]:
         """All columns of one item except its codes."""
         base, record = self.added.base, int(self.record[item])
-        rows, place = base.items, record
+        rows, position = base.items, record
         if record >= len(base):
-            rows, place = self.added.rows, record - len(base)
-        return dict(rows.slice(place, 1).to_pylist()[0])
+            rows, position = self.added.rows, record - len(base)
+        return dict(rows.slice(position, 1).to_pylist()[0])
 
     def attributes(self, item: int) -> dict[str, Any]:
         """Attribute columns of one item; without `available` where it was never set."""
@@ -324,8 +324,8 @@ class EpochAttributes(Attributes):
 def _taken(table: pa.Table, rows: NDArray[np.integer]) -> pa.Table:
     """Some rows of a table, and of its dictionaries what they need."""
     taken = table.take(pa.array(rows)).combine_chunks()
-    for place, field_ in enumerate(taken.schema):
+    for column, field_ in enumerate(taken.schema):
         if pa.types.is_dictionary(field_.type):
             plain = taken[field_.name].cast(field_.type.value_type)
-            taken = taken.set_column(place, field_, plain.dictionary_encode().cast(field_.type))
+            taken = taken.set_column(column, field_, plain.dictionary_encode().cast(field_.type))
     return taken

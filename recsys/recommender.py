@@ -437,11 +437,11 @@ def _cut(values: NDArray[np.float32], items: Sequence[NDArray[np.int32]]) -> lis
 
 def _numbers(epoch: Epoch, items: Sequence[Sequence[str]]) -> list[NDArray[np.int32]]:
     """Dense numbers of items; RequestError for one that cannot be recommended."""
-    found = [epoch.catalog.index(arguments.strings("items", ids)) for ids in items]
-    for ids, numbers in zip(items, found, strict=True):
-        if (numbers < 0).any():
-            raise RequestError(f"item {ids[int(numbers.argmin())]!r} is not in the catalog")
-    return found
+    numbers = [epoch.catalog.index(arguments.strings("items", ids)) for ids in items]
+    for ids, known in zip(items, numbers, strict=True):
+        if (known < 0).any():
+            raise RequestError(f"item {ids[int(known.argmin())]!r} is not in the catalog")
+    return numbers
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:

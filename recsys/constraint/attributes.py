@@ -56,21 +56,21 @@ class Column:
         distinct, number = np.unique(self.values, return_inverse=True)
         return distinct, number
 
-    def one_of(self, wanted: Sequence[Scalar]) -> Test:
+    def one_of(self, choices: Sequence[Scalar]) -> Test:
         """Test whether items have one of the values, which are of the column's kind."""
         values, known = self.values, self.known
         if self.kind != "number":
-            numbers = [self.words[v] for v in wanted if v in self.words]
+            numbers = [self.words[v] for v in choices if v in self.words]
             if len(numbers) <= _FEW:
                 return self._any(lambda part: _equal(values[part], numbers))
             table = np.zeros(len(self.words) + 1, np.bool_)
             table[numbers] = True  # the last entry, at -1, is that of missing elements
             return self._any(lambda part: table.take(values[part]))
-        if len(wanted) <= _FEW:
-            return self._any(lambda part: _equal(values[part], wanted) & known[part])
+        if len(choices) <= _FEW:
+            return self._any(lambda part: _equal(values[part], choices) & known[part])
         distinct, number = self.numbering
         whole = distinct.dtype.kind == "i"
-        fitting = [v for v in wanted if isinstance(v, int) or not whole]
+        fitting = [v for v in choices if isinstance(v, int) or not whole]
         table = np.isin(distinct, np.array(fitting, distinct.dtype))
         return self._any(lambda part: table.take(number[part]) & known[part])
 
@@ -187,9 +187,9 @@ def read_column(name: str, values: pa.ChunkedArray, order: NDArray[np.int32]) ->
     codes = pc.fill_null(array.indices, -1).to_numpy(zero_copy_only=False)
     words: dict[Any, int] = {}
     # a dictionary may repeat a word, and may hold a missing one
-    place = [
+    number = [
         -1 if w is None else words.setdefault(w, len(words)) for w in array.dictionary.to_pylist()
     ]
-    codes = np.array([*place, -1], np.int32)[codes]
+    codes = np.array([*number, -1], np.int32)[codes]
     kind: Kind = "truth value" if pa.types.is_boolean(of) else "text"
     return Column(name, kind, codes, codes >= 0, words, starts)

@@ -51,14 +51,14 @@ class Caps:
 
     def closed(self) -> NDArray[np.bool_]:
         """(items,) bool, the items that `admit` would refuse now, in the attributes' order."""
-        found = np.zeros(self._size, np.bool_)
+        closed = np.zeros(self._size, np.bool_)
         for column, limit, counts in self._columns:
             full = {value for value, count in counts.items() if count >= limit}
             if column.kind != "number":  # words have numbers here
                 full = {word for word, number in column.words.items() if number in full}
             if full:
-                found |= column.one_of(list(full))(slice(0, self._size))
-        return found
+                closed |= column.one_of(list(full))(slice(0, self._size))
+        return closed
 
 
 def _values(column: Column, row: int) -> set[int | float]:

@@ -241,23 +241,23 @@ def _sorted(
     """
     dtype = _smallest(max(most))
     bits = [int(b - a).bit_length() for a, b in zip(least, most, strict=True)]
-    place = (len(tokens) - 1).bit_length()
-    if sum(bits) + place > 63:
+    index_bits = (len(tokens) - 1).bit_length()
+    if sum(bits) + index_bits > 63:
         order = np.lexsort(tokens.T[::-1])
         return order.astype(np.int32), [column[order].astype(dtype) for column in tokens.T]
     key = np.zeros(len(tokens), np.int64)
     for column, a, width in zip(tokens.T, least, bits, strict=True):
         key <<= width
         key |= column - a
-    key <<= place
+    key <<= index_bits
     key |= np.arange(len(tokens))
     key.sort()
     columns: list[NDArray[Any]] = []
-    shift = place + sum(bits)
+    shift = index_bits + sum(bits)
     for a, width in zip(least, bits, strict=True):
         shift -= width
         columns.append((((key >> shift) & ((1 << width) - 1)) + a).astype(dtype))
-    return (key & ((1 << place) - 1)).astype(np.int32), columns
+    return (key & ((1 << index_bits) - 1)).astype(np.int32), columns
 
 
 def _number_states(
@@ -293,9 +293,9 @@ def _number_states(
         used = np.zeros(most + 1, np.bool_)
         used[token] = True
         alphabet = np.flatnonzero(used)
-        place = np.zeros(most + 1, _smallest(len(alphabet) - 1))
-        place[alphabet] = np.arange(len(alphabet))
-        symbol = place[token]
+        symbol_of = np.zeros(most + 1, _smallest(len(alphabet) - 1))
+        symbol_of[alphabet] = np.arange(len(alphabet))
+        symbol = symbol_of[token]
     else:
         alphabet, number = np.unique(token, return_inverse=True)
         symbol = number.astype(_smallest(len(alphabet) - 1))

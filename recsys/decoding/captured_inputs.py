@@ -200,13 +200,13 @@ class MaskTable:
             flags = by_id[key].to(self.flags.device)
             if len(self._kept) == self.room:
                 self._kept.popitem(last=False)
-            # Not `len(self._kept)`: if a copy fails, the free place is any one.
-            taken = {place for _, place in self._kept.values()}
-            place = next(place for place in range(self.room) if place not in taken)
-            start = (1 + place) * self._size
+            # Not `len(self._kept)`: if a copy fails, the free slot is any one.
+            taken = {slot for _, slot in self._kept.values()}
+            slot = next(slot for slot in range(self.room) if slot not in taken)
+            start = (1 + slot) * self._size
             own = self.flags[start : start + self._size]
             torch.index_select(flags, 0, self._catalog.places, out=own)
-            self._kept[key] = by_id[key], place
+            self._kept[key] = by_id[key], slot
         places = [0 if mask is None else 1 + self._kept[id(mask)][1] for mask in masks]
         return np.array(places, np.int64)[:, None] * self._size
 

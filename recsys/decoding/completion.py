@@ -97,8 +97,8 @@ def complete(
         except NonFiniteError as error:
             raise NonFiniteError([int(group[i]) for i in error.requests]) from None
         assert more.is_global is not None  # noqa: S101 - of a plain search
-        for place, request_ in enumerate(group.tolist()):
-            stats[request_] = stats[request_].plus(more.stats[place])
+        for row, which in enumerate(group.tolist()):
+            stats[which] = stats[which].plus(more.stats[row])
         proven = group[more.is_global]
         for all_, some in ((tokens, more.tokens), (scores, more.scores), (rows, more.rows)):
             all_[proven] = some[more.is_global].to(all_)

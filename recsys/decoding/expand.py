@@ -220,8 +220,8 @@ class Step:
         flat = scores.flatten(1)  # (B, W * C)
         best, rest = stable_top(flat, min(width, flat.shape[1]))  # ascending: row order
         rest = frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest)
-        found = self.pick(best, children, scores, log_probs, rest)
-        return found.padded(width)
+        following = self.pick(best, children, scores, log_probs, rest)
+        return following.padded(width)
 
     def pick(
         self,

@@ -32,15 +32,15 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     traces = []
     for draft_line, *lines in zip(drafted_scores, *columns, strict=True):
         first_patch, nodes_ = 1 + len(draft_line), []
-        for place, (parent, level, token, state, score, beam, is_node) in enumerate(
+        for node, (parent, level, token, state, score, beam, is_node) in enumerate(
             zip(*lines, strict=True)
         ):
             if is_node:
-                draft_score = draft_line[place - 1] if place < first_patch else None
+                draft_score = draft_line[node - 1] if node < first_patch else None
                 fate: Fate = "rejected"
                 if beam:
-                    fate = "accepted" if pass_of[place] == 0 else "patched"
-                in_pass = pass_of[place] + 1
+                    fate = "accepted" if pass_of[node] == 0 else "patched"
+                in_pass = pass_of[node] + 1
                 nodes_.append(
                     TraceNode(parent, level, token, state, in_pass, draft_score, score, fate)
                 )

@@ -56,9 +56,9 @@ class Popularity:
         longest = int(histories.lengths.max(initial=0))
         order = order[: k + longest]  # no user needs more
         free = np.ones((len(histories), len(order)), np.bool_)
-        place = np.full(len(self.counts), len(order))
-        place[order] = np.arange(len(order))
-        row, column = histories.rows, place[histories.items]
+        column_of = np.full(len(self.counts), len(order))
+        column_of[order] = np.arange(len(order))
+        row, column = histories.rows, column_of[histories.items]
         free[row[column < len(order)], column[column < len(order)]] = False
         first = np.argsort(~free, axis=1, kind="stable")[:, :k]
         there = np.take_along_axis(free, first, axis=1)
@@ -89,11 +89,11 @@ class Repeats:
         pairs = pairs[np.sort(np.unique(pairs, return_index=True)[1])]  # the latest of each item
         pairs = pairs[~np.isin(pairs, left_out.rows * size + left_out.items)]
         row, item = np.divmod(pairs[np.argsort(pairs // size, kind="stable")], size)
-        place = np.arange(len(row)) - np.searchsorted(row, row)
-        row, item, place = (part[place < k] for part in (row, item, place))
+        rank = np.arange(len(row)) - np.searchsorted(row, row)
+        row, item, rank = (part[rank < k] for part in (row, item, rank))
         items = np.full((len(histories), k), -1, np.int32)
         scores = np.full((len(histories), k), -np.inf, np.float32)
-        items[row, place], scores[row, place] = item, 1 / (1 + place)
+        items[row, rank], scores[row, rank] = item, 1 / (1 + rank)
         return items, scores
 
 
@@ -118,8 +118,8 @@ class OfAvailable:
         scores = np.full((len(histories), k), -np.inf, np.float32)
         for start in range(0, len(histories), together):
             rows = np.arange(start, min(start + together, len(histories)))
-            given = histories.take(rows).hiding(self.unavailable)
-            items[rows], scores[rows] = self.ranker.rank(given, k, exclude_seen)
+            without = histories.take(rows).hiding(self.unavailable)
+            items[rows], scores[rows] = self.ranker.rank(without, k, exclude_seen)
         return items, scores
 
 
@@ -159,7 +159,7 @@ def _fit_heuristics(
     histories: Histories, num_items: int, timestamps: NDArray[np.int64] | None = None
 ) -> dict[str, Ranker]:
     """Fit the trivial baselines, in time linear in the events; see `fit_baselines`."""
-    found: dict[str, Ranker] = {
+    rankers: dict[str, Ranker] = {
         POPULARITY: Popularity.fit(histories, num_items),
         "successors": ItemItem.count(histories, num_items, SUCCESSORS),
     }
@@ -171,11 +171,11 @@ def _fit_heuristics(
             timestamps=timestamps,
             half_life_days=RECENT_SHARE * span / DAY,
         )
-        found[RECENT] = Popularity(counts)
+        rankers[RECENT] = Popularity(counts)
     pairs = histories.rows * max(num_items, 1) + histories.items
     if len(np.unique(pairs)) < len(pairs):
-        found[REPEATS] = Repeats()
-    return found
+        rankers[REPEATS] = Repeats()
+    return rankers
 
 
 def item_knn(histories: Histories, num_items: int) -> ItemItem:

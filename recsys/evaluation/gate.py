@@ -231,9 +231,9 @@ def count_compared(dataset: Dataset, before: pa.Table, now: int) -> int:
     """
     available = np.ones(len(dataset.item_ids), np.bool_)
     for items in (dataset.items, before):
-        found = available_items(items, now)
-        if found is not None:
-            available[: len(found)] &= found
+        now_available = available_items(items, now)
+        if now_available is not None:
+            available[: len(now_available)] &= now_available
     return _count(with_enough_users(dataset, available), available)
 
 

@@ -99,12 +99,12 @@ def rank_users(
     def rank(rows: NDArray[np.intp]) -> None:
         own, mine = idle.get(), histories.take(rows)
         try:
-            found = rank_histories(
+            by_mode = rank_histories(
                 own, mine, k, modes, beams=config.beams, batch_size=config.batch_size
             )
         finally:
             idle.put(own)
-        for mode, both in enumerate(found):
+        for mode, both in enumerate(by_mode):
             for which, (ranked, rated) in enumerate(both):
                 items[mode, which, rows], scores[mode, which, rows] = ranked, rated
 

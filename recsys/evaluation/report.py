@@ -113,11 +113,11 @@ def per_user(result: Result, dataset: Dataset) -> pa.Table:
     tables = []
     for ranker, modes in result.rankings.items():
         for mode, ranking in modes.items():
-            found = ranking.hits["next"].found
-            rank = pa.array(found.argmax(axis=1).astype(np.int32) + 1, mask=~found.any(axis=1))
+            is_next = ranking.hits["next"].found
+            rank = pa.array(is_next.argmax(axis=1).astype(np.int32) + 1, mask=~is_next.any(axis=1))
             hits = np.cumsum(ranking.hits["all"].found, axis=1, dtype=np.int32)
             labels = {
-                key: pa.array([value] * len(found)).dictionary_encode()
+                key: pa.array([value] * len(is_next)).dictionary_encode()
                 for key, value in (("ranker", ranker), ("seen", mode))
             }
             counts = {f"hits_at_{k}": pa.array(hits[:, k - 1]) for k in result.config.ks}
@@ -286,9 +286,10 @@ def _examples(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
     config = result.config
     k, mode = config.headline_k, config.seen_modes[0]
     model = next(iter(result.rankings))
-    found = result.rankings[model][mode].hits["all"].found[:, :k]
+    is_target = result.rankings[model][mode].hits["all"].found[:, :k]
     rng = np.random.default_rng(config.seed)
-    hit, miss = (rng.permutation(np.flatnonzero(side)) for side in (found.any(1), ~found.any(1)))
+    has_hit = is_target.any(axis=1)
+    hit, miss = (rng.permutation(np.flatnonzero(side)) for side in (has_hit, ~has_hit))
     hits = min(len(hit), max(config.examples // 2, config.examples - len(miss)))
     chosen = [*hit[:hits], *miss[: config.examples - hits]]
     titles = dataset.items["title"].to_pylist()
@@ -312,7 +313,7 @@ def _examples(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
                 "targets": [item(i) for i in result.targets["all"][int(row)]],
                 "list": [
                     {**item(i), "hit": bool(is_hit)}
-                    for i, is_hit in zip(listed, found[row], strict=True)
+                    for i, is_hit in zip(listed, is_target[row], strict=True)
                     if i >= 0
                 ],
                 "ranks": ranks,

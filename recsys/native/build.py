@@ -41,7 +41,7 @@ def own_compiler() -> list[str] | None:
     """The command of this machine's C compiler, by $CC or under a usual name; None without one."""
     if given := shlex.split(os.environ.get("CC", "")):
         return given if shutil.which(given[0]) else None
-    return next(([found] for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    return next(([path] for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
 def compilers() -> list[list[str]]:

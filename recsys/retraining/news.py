@@ -271,11 +271,11 @@ def erased_since(version: Workspace, champion: Workspace, sources: Sources) -> i
     positions = growth.Erased.of(before, erased)
     users = np.setdiff1d(positions.users, left_out.users)
     rows = np.setdiff1d(positions.dislikes, left_out.dislikes)
-    found = {*events.filter(gone(events, erased))["user"].to_pylist()}
-    found.update(before.interactions.user_ids[users].tolist())
+    gone_users = {*events.filter(gone(events, erased))["user"].to_pylist()}
+    gone_users.update(before.interactions.user_ids[users].tolist())
     if before.disliked is not None:
-        found.update(before.disliked.table["user_id"].take(pa.array(rows)).to_pylist())
-    return len(found)
+        gone_users.update(before.disliked.table["user_id"].take(pa.array(rows)).to_pylist())
+    return len(gone_users)
 
 
 def _users(before: Dataset, *events: pa.Table) -> set[str]:

@@ -106,11 +106,11 @@ def promote_version(version: Workspace, champion: Workspace, client: Client) -> 
     Raises:
         ConfigError: the alias was changed meanwhile.
     """
-    found = client.alias(CHAMPION)
+    alias = client.alias(CHAMPION)
     ours = {w.manifest("bundle").digest for w in (version, champion)}
-    if found.version not in ours:
+    if alias.version not in ours:
         raise ConfigError(
-            f"the alias {CHAMPION!r} was changed to {found.bundle} ({found.version}) meanwhile; "
+            f"the alias {CHAMPION!r} was changed to {alias.bundle} ({alias.version}) meanwhile; "
             "run `recsys retrain` again"
         )
     client.set_alias(CHAMPION, version.name)

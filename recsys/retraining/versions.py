@@ -72,12 +72,12 @@ def champion_of(base: Workspace, clients: Sequence[Client]) -> Workspace:
     if not clients:
         names = promoted(base)
         return replace(base, name=names[-1]) if names else base
-    found = clients[0].alias(CHAMPION)
-    champion = replace(base, name=str(found.bundle))
+    alias = clients[0].alias(CHAMPION)
+    champion = replace(base, name=str(alias.bundle))
     manifest = champion.manifest("bundle")
-    if manifest.digest != found.version:
+    if manifest.digest != alias.version:
         raise ArtifactError(
-            f"the service answers with version {found.version} of bundle {found.bundle!r}, and "
+            f"the service answers with version {alias.version} of bundle {alias.bundle!r}, and "
             f"{champion.bundle} is {manifest.digest}; retrain in the service's $RECSYS_HOME"
         )
     return champion

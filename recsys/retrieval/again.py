@@ -65,9 +65,9 @@ class Chosen:
         free = free[~blocked[self.row[free], self.item[free]]]
         order = free[np.lexsort((self.age[free], -self.count[free], self.row[free]))]
         row = self.row[order]
-        place = np.arange(len(row)) - np.searchsorted(row, row)
+        rank = np.arange(len(row)) - np.searchsorted(row, row)
         best = np.full((n, k), -1, np.int32)
-        best[row[place < k], place[place < k]] = self.item[order[place < k]]
+        best[row[rank < k], rank[rank < k]] = self.item[order[rank < k]]
         return best
 
 
@@ -114,17 +114,17 @@ class Repeats:
         """
         width = 1 + max(int(part.max(initial=0)) for part in (chosen.item, items))
         keys = chosen.row * width + chosen.item
-        wanted = np.arange(len(items))[:, None] * width + items
-        place = np.searchsorted(keys, wanted)
-        place[place == len(keys)] = 0
-        is_again = (items >= 0) & (keys[place] == wanted if len(keys) else False)
-        own = place[is_again]
-        known = np.minimum(chosen.item[own], len(self))
-        count, since = chosen.count[own], np.log1p(chosen.age[own])
-        usual = (count - 1) * np.log(np.maximum(chosen.gap[own], 1)) + self.gaps[known]
+        asked = np.arange(len(items))[:, None] * width + items
+        index = np.searchsorted(keys, asked)
+        index[index == len(keys)] = 0
+        is_again = (items >= 0) & (keys[index] == asked if len(keys) else False)
+        entry = index[is_again]
+        known = np.minimum(chosen.item[entry], len(self))
+        count, since = chosen.count[entry], np.log1p(chosen.age[entry])
+        usual = (count - 1) * np.log(np.maximum(chosen.gap[entry], 1)) + self.gaps[known]
         late = since - usual / count
         values = {
-            "": np.ones(len(own)),
+            "": np.ones(len(entry)),
             ".count": np.log(count),
             ".age": since,
             ".rate": self.rates[known],

@@ -87,11 +87,11 @@ def describe(
 ) -> LaterItems:
     """Items with some content; `vectors` and `sasrec` are the fitted items'."""
     near = neighbours(content, columns)
-    found = None if sasrec is None else near @ sasrec
-    if found is not None:
-        found[np.diff(near.indptr) == 0] = np.nan
+    states = None if sasrec is None else near @ sasrec
+    if states is not None:
+        states[np.diff(near.indptr) == 0] = np.nan
     return LaterItems(
-        content, None if vectors is None else VectorIndex.of(near @ vectors).vectors, found
+        content, None if vectors is None else VectorIndex.of(near @ vectors).vectors, states
     )
 
 

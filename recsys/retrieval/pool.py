@@ -144,9 +144,9 @@ def score_items(
     places = Histories.of(items).padded()
     pool = Pool(places, log_probs, np.zeros(places.shape, np.int8), evidence, gains)
     ranked, scores, _ = pool.rank(reranker, places.shape[1])
-    found = np.empty(places.shape, np.float32)
-    for line, own, score, wanted in zip(found, ranked, scores, places, strict=True):
-        order = np.argsort(own)
-        place = order[np.searchsorted(own, wanted, sorter=order) % max(1, len(own))]
-        line[:] = np.where(own[place] == wanted, score[place], -np.inf)
-    return found
+    by_place = np.empty(places.shape, np.float32)
+    for line, listed, score, asked in zip(by_place, ranked, scores, places, strict=True):
+        order = np.argsort(listed)
+        index = order[np.searchsorted(listed, asked, sorter=order) % max(1, len(listed))]
+        line[:] = np.where(listed[index] == asked, score[index], -np.inf)
+    return by_place

@@ -164,16 +164,16 @@ class Retrieval:
         """(n, k) the first items of `popular_order` that are not `blocked`, padded with -1."""
         width = 2 * k
         while True:
-            first = self.popular_order[:width]
-            free = ~blocked[:, first]
+            popular = self.popular_order[:width]
+            free = ~blocked[:, popular]
             if width >= len(self) or (np.count_nonzero(free, axis=1) >= k).all():
                 break
             width *= 4
         column = np.argsort(~free, axis=1, kind="stable")[:, :k]
-        found = np.full((len(blocked), k), -1, np.int32)
+        items = np.full((len(blocked), k), -1, np.int32)
         there = np.take_along_axis(free, column, axis=1)
-        found[:, : column.shape[1]] = np.where(there, first[column], -1)
-        return found
+        items[:, : column.shape[1]] = np.where(there, popular[column], -1)
+        return items
 
     def candidates(self, evidence: Evidence, k: int, blocked: NDArray[np.bool_]) -> Candidates:
         """The k most probable items of each history, of those that are not `blocked` (n, items)."""

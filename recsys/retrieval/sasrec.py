@@ -120,10 +120,10 @@ class SasRec:
             known = left_out.items < len(self)
             logits[left_out.rows[known], left_out.items[known]] = -np.inf
             best = largest(logits, k)
-            found = np.take_along_axis(logits, best, axis=1)
-            there = (found > -np.inf) & np.any(states != 0, axis=1, keepdims=True)
+            score = np.take_along_axis(logits, best, axis=1)
+            there = (score > -np.inf) & np.any(states != 0, axis=1, keepdims=True)
             items[rows, : best.shape[1]] = np.where(there, best, -1)
-            scores[rows, : best.shape[1]] = np.where(there, found, -np.inf)
+            scores[rows, : best.shape[1]] = np.where(there, score, -np.inf)
         return items, scores
 
     def save(self, folder: Path) -> None:

@@ -37,13 +37,13 @@ def product(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArr
 
     A query thus gets the same bits alone and beside others.
     """
-    found = np.empty((len(queries), len(vectors)), np.float32)
+    products = np.empty((len(queries), len(vectors)), np.float32)
     for start in range(0, len(queries), BLOCK):
         some = queries[start : start + BLOCK]
         block = np.zeros((BLOCK, queries.shape[1]), np.float32)
         block[: len(some)] = some
-        found[start : start + BLOCK] = (vectors @ block.T).T[: len(some)]
-    return found
+        products[start : start + BLOCK] = (vectors @ block.T).T[: len(some)]
+    return products
 
 
 def best_entries(
@@ -56,15 +56,15 @@ def best_entries(
         k: number of items.
         blocked: (n, items) which items each row may not get.
     """
-    found = np.full((len(scores), k), -1, np.int32)
+    columns = np.full((len(scores), k), -1, np.int32)
     width = min(k, scores.shape[1])
     if not width:
-        return found
+        return columns
     scores = np.where(blocked, np.float32(-np.inf), scores)
     best = largest(scores, width)
     value = np.take_along_axis(scores, best, axis=1)
-    found[:, :width] = np.where(value > -np.inf, best, -1)
-    return found
+    columns[:, :width] = np.where(value > -np.inf, best, -1)
+    return columns
 
 
 def nearest(cosines: NDArray[np.float32], k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -86,5 +86,5 @@ def select_largest(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """The same columns in any order."""
     import torch  # its selection of a few among many is several times faster than NumPy's
 
-    found = torch.from_numpy(scores).topk(min(k, scores.shape[1]), sorted=False).indices
-    return np.asarray(found.numpy())
+    columns = torch.from_numpy(scores).topk(min(k, scores.shape[1]), sorted=False).indices
+    return np.asarray(columns.numpy())

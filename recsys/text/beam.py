@@ -272,10 +272,10 @@ def generate_text(
     shape = (0, count, settings.max_new_tokens)
     tokens = torch.zeros(shape, dtype=torch.int64, device=model.device)
     scores = torch.zeros(shape[:2], dtype=model.score_dtype, device=model.device)
-    found = [finished for finished, *_ in answers]
-    tokens = torch.cat([tokens, *(each.tokens[:, :count] for each in found)])
-    lengths = torch.cat([scores.long(), *(each.lengths[:, :count] for each in found)])
-    scores = torch.cat([scores, *(each.scores[:, :count] for each in found)])
+    finished = [finished for finished, *_ in answers]
+    tokens = torch.cat([tokens, *(each.tokens[:, :count] for each in finished)])
+    lengths = torch.cat([scores.long(), *(each.lengths[:, :count] for each in finished)])
+    scores = torch.cat([scores, *(each.scores[:, :count] for each in finished)])
     lengths = lengths.masked_fill(scores == -torch.inf, 0)
     longest = max(lengths.flatten().tolist(), default=0)
     inside = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
