@@ -114,9 +114,6 @@ def main(url: str) -> None:
         user = patched(browser, url, users)
         page = visit(browser, url, "light", (1360, 1080), view="decode", user=user)
         page.wait_for_selector(".tree")
-        kind = "patched" if page.locator(".mark.patched").count() else "accepted"
-        page.hover(f".mark.{kind} >> nth=-1")
-        page.evaluate("scrollTo(0, 0)")
         keep(page, "decode")
 
         keep(visit(browser, url, "light", desk, view="catalog", prefix="0"), "catalog")

@@ -1,4 +1,4 @@
-// What the page's tests ask of a page: names, contrast, visible focus (WCAG 2.2 AA). One expression.
+// What the page's tests ask of a page: names and contrast (WCAG 2.2 AA). One expression.
 {
   /** What lacks a name, is called twice, or refers to nothing; headings that skip; landmarks. */
   names() {
@@ -13,7 +13,7 @@
         if (!document.getElementById(id)) wrong.push(`nothing is called ${id}`);
       }
     }
-    const named = "button, a, input, select, textarea, summary, [role=img], [role=tree], [role=treeitem]";
+    const named = "button, a, input, select, textarea, summary";
     for (const one of all(named).filter(shown)) {
       const labels = [...(one.labels ?? [])].map((label) => label.textContent.trim());
       const text = one.matches("input, select, textarea") ? "" : one.textContent.trim();
@@ -49,33 +49,21 @@
     while (texts.nextNode()) {
       const text = texts.currentNode.textContent.trim();
       const one = texts.currentNode.parentElement;
-      if (!text || one.closest("noscript, :disabled, .sr, .later, option, datalist") || !one.checkVisibility()) continue;
+      if (!text || one.closest("noscript, :disabled, .sr, [inert], option, datalist") || !one.checkVisibility()) continue;
       const under = [];
       for (let up = one; up; up = up.parentElement) {
         under.unshift(getComputedStyle(up).backgroundColor);
         if (up.tagName === "DIALOG") break;
       }
       const style = getComputedStyle(one);
-      const colour = one instanceof SVGElement ? style.fill : style.color;
-      const two = [luminance(painted([...under, colour])), luminance(painted(under))];
+      const two = [luminance(painted([...under, style.color])), luminance(painted(under))];
       const ratio = (Math.max(...two) + 0.05) / (Math.min(...two) + 0.05);
       const size = parseFloat(style.fontSize);
       const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
       if (ratio < (large ? 3 : 4.5)) {
-        const kind = one.className.baseVal ?? one.className;
-        wrong.add(`${ratio.toFixed(2)} ${one.tagName}.${kind}: ${text.slice(0, 30)}`);
+        wrong.add(`${ratio.toFixed(2)} ${one.tagName}.${one.className}: ${text.slice(0, 30)}`);
       }
     }
     return [...wrong];
-  },
-
-  /** True if the focus has a ring, null if nothing has the focus, else what has it. */
-  focus() {
-    const one = document.activeElement;
-    if (one === document.body) return null;
-    const ring = (style) => style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
-    if (ring(getComputedStyle(one)) || ring(getComputedStyle(one, "::after"))) return true;
-    const halo = one.querySelector(".halo");
-    return (halo && getComputedStyle(halo).stroke !== "none") || one.outerHTML.slice(0, 120);
   },
 }

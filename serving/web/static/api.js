@@ -82,15 +82,6 @@ export function request(include = ["metadata", "explanation", "timing"], of = st
   return body;
 }
 
-/** A curl command for a request, without the key itself. */
-export function curl(path, body) {
-  const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const parts = [`curl -s ${quote(location.origin + path)}`];
-  if (apiKey()) parts.push(`-H "Authorization: Bearer $RECSYS_KEY"`);
-  if (body !== undefined) parts.push("-H 'Content-Type: application/json'", `-d ${quote(JSON.stringify(body))}`);
-  return parts.join(" \\\n  ");
-}
-
 /** A path with query parameters; empty ones are left out. */
 export function at(path, parameters = {}) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));

@@ -1,10 +1,9 @@
 // Inside the decode: the tree of one answer, pass by pass.
 
 import { latest, request } from "./api.js";
-import { announce, empty, h, number, problemBox, render, tile } from "./dom.js";
+import { announce, empty, h, logProb, number, plural, problemBox, render, tile } from "./dom.js";
 import { ASKED } from "./results.js";
 import { state, watch } from "./state.js";
-import { drawTree, layout } from "./tree.js";
 
 const FATES = {
   accepted: "drafted, and a beam of the target's search",
@@ -17,23 +16,19 @@ let root, pass = 1, answer = null;
 export function mountDecode(into) {
   root = into;
   watch(["view", ...ASKED], () => state.view === "decode" && load());
-  window.addEventListener("resize", () => state.view === "decode" && answer && draw());
 }
 
 async function load() {
   render(root, h("h2", {}, "Inside the decode"), h("p", { class: "fine", role: "status" }, "Decoding …"));
   // The model's exact search alone, without blending.
   const body = { ...request(["trace", "timing", "metadata"]), mode: "strict", blend: false };
-  let found;
   try {
-    found = await ask("POST", "/v1/recommendations", body);
+    answer = await ask("POST", "/v1/recommendations", body);
   } catch (problem) {
-    answer = null;
     render(root, h("h2", {}, "Inside the decode"), problemBox(problem, load));
     return;
   }
-  if (!found) return; // a newer request is under way
-  answer = found;
+  if (!answer) return; // a newer request is under way
   pass = answer.trace?.passes ?? 1;
   draw();
 }
@@ -57,27 +52,44 @@ function draw() {
       tile("levels accepted", `${number(decode.accepted_levels ?? 0)} of ${trace.levels - 1}`, "by the first pass"),
       tile("compute", `${number(timing?.compute_ms, 1)} ms`, answer.certificate ?? "")),
     stepper(trace),
-    h("figure", { class: "tree-box", id: "tree" }),
-    h("p", { class: "look", id: "look" }),
+    h("figure", { class: "tree-box" }, heads(trace), tree(trace)),
     legend());
-  const pane = root.querySelector("#look");
-  const box = root.querySelector("#tree");
-  const { picture, column } = drawTree(layout(trace, answer.items), trace.levels, box.clientWidth, (text) => (pane.textContent = text));
-  const head = heads(trace);
-  head.style.gridTemplateColumns = `${12 + column}px repeat(${trace.levels - 1}, ${column}px) 1fr`;
-  head.style.width = `${picture.getAttribute("width")}px`;
-  render(box, head, picture);
   step(pass);
 }
 
+/** The nodes as nested lists, the best first, with the items of the answer as leaves. */
+function tree(trace) {
+  const children = Map.groupBy(trace.nodes, (node) => node.parent);
+  const leaves = Map.groupBy(answer.items, (item) => item.semantic_id.slice(0, -1).join("."));
+  const branch = (id, path) => {
+    const nodes = (children.get(id) ?? []).sort((a, b) => b.target_log_prob - a.target_log_prob);
+    const rejected = nodes.filter((node) => node.fate === "rejected");
+    const list = (some) => some.map((node) => leaf(node, branch(node.id, [...path, node.code])));
+    const items = (leaves.get(path.join(".")) ?? []).map((item) => h("li", { class: "item", "data-pass": trace.passes },
+      h("span", { class: "node" }, `${item.rank}. ${item.title || item.item_id}`)));
+    return (nodes.length > 0 || items.length > 0) && h("ul", { role: "list" }, list(nodes.filter((node) => node.fate !== "rejected")), items,
+      rejected.length > 0 && h("li", { "data-pass": rejected[0].pass }, h("details", {},
+        h("summary", { class: "node" }, `${number(rejected.length)} rejected`), h("ul", { role: "list" }, list(rejected)))));
+  };
+  return h("div", { class: "tree" }, branch(-1, []));
+}
+
+const leaf = ({ code, fate, pass, items, draft_log_prob, target_log_prob }, below) =>
+  h("li", { class: fate, "data-pass": pass },
+    h("span", { class: "node", title: `${fate}, ${plural(items, "item")} below` },
+      h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), h("span", { class: "sr" }, `${fate} code `), code,
+      h("span", { class: "fine" }, logProb(target_log_prob), draft_log_prob !== null && ` (${logProb(draft_log_prob)})`)),
+    below);
+
 function count(nodes) {
-  const found = {};
-  for (const { fate } of nodes) found[fate] = (found[fate] ?? 0) + 1;
-  return found;
+  const counts = {};
+  for (const { fate } of nodes) counts[fate] = (counts[fate] ?? 0) + 1;
+  return counts;
 }
 
 const legend = () => h("ul", { class: "legend" }, Object.entries(FATES).map(([fate, text]) =>
-  h("li", {}, h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), h("strong", {}, fate), ` ${text}`)));
+  h("li", {}, h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), h("strong", {}, fate), ` ${text}`)),
+  h("li", {}, "Beside a code: its log-probability under the target, and (under the draft)."));
 
 /** The counts of each level: nodes by fate, and codes that are not allowed. */
 function heads(trace) {
@@ -109,11 +121,7 @@ function stepper(trace) {
 function step(to) {
   pass = to;
   const { trace } = answer;
-  for (const one of root.querySelectorAll(".tree [data-pass]")) {
-    const isLater = Number(one.dataset.pass) > pass;
-    one.classList.toggle("later", isLater);
-    one.setAttribute("aria-hidden", isLater);
-  }
+  for (const node of root.querySelectorAll(".tree [data-pass]")) node.inert = Number(node.dataset.pass) > pass;
   const here = count(trace.nodes.filter((node) => node.pass === pass));
   const text = pass === 0
     ? "before the first pass"

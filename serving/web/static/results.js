@@ -1,6 +1,6 @@
-// The recommendations as cards, the request, and the changes since the previous list.
+// The recommendations as cards, and the changes since the previous list.
 
-import { call, curl, latest, learn, remember, request, title } from "./api.js";
+import { call, latest, learn, remember, request, title } from "./api.js";
 import { announce, empty, h, identity, logProb, number, percent, plural, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
@@ -17,23 +17,20 @@ const SOURCES = {
 };
 const MOST_TAGS = 4;
 const ask = latest();
-let list, head, note, raw, answered = null;
+let list, head, note, answered = null;
 let ranks = new Map(), before = ranks; // of the current list, and of the previous one
 
 export function mountResults(root) {
   head = h("p", { class: "summary" });
   note = h("div", {});
   list = h("ol", { class: "cards", role: "list" });
-  raw = h("pre", { tabindex: 0, "aria-label": "The request as curl" }, h("code", {}));
   root.append(
     h("div", { class: "list-head" }, h("h2", { id: "list-title", tabindex: -1 }, "Recommended"), head),
-    note, list,
-    h("details", { class: "inner request" }, h("summary", {}, "The request"), raw));
+    note, list);
   watch(["view", ...ASKED], () => state.view === "recommend" && load());
 }
 
 async function load() {
-  raw.firstChild.textContent = curl("/v1/recommendations", request());
   const asked = JSON.stringify(request());
   if (answered === asked) return;
   list.setAttribute("aria-busy", "true");
