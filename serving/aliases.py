@@ -357,7 +357,6 @@ class Aliases:
         for model in before:
             if model not in self._models.loaded:
                 self._retire(model)
-        self._metrics.models([(*one.model.bundle, name) for name, one in aliases.items()])
 
     def _retire(self, model: Model) -> None:
         """Unload a model in the background, when its last request is answered."""
@@ -371,8 +370,6 @@ class Aliases:
             await model.unused.wait()
         await model.close()
         self._models.retiring.discard(model)
-        if all(other.name != model.name for other in self._models.loaded):
-            self._metrics.forget(model.name)
         logger.info("unloaded", extra={"fields": {"bundle": model.name}})
         # Without reference cycles its memory is freed at once. A run of the garbage collector over
         # all objects would block the event loop, whichever thread it ran on.

@@ -28,7 +28,6 @@ from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
 from recsys.serving.errors import ProblemError
-from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.common import as_json
@@ -161,10 +160,10 @@ class Shelf:
 class CatalogChanges(Follower):
     """Reads and changes the catalogs of all loaded models."""
 
-    def __init__(self, store: Store, models: Models, metrics: Metrics, off_loop: OffLoop) -> None:
+    def __init__(self, store: Store, models: Models, off_loop: OffLoop) -> None:
         """Change the catalogs of these models; the store keeps the changes."""
         super().__init__(store, JOURNAL, logger)
-        self._models, self._metrics, self._off_loop = models, metrics, off_loop
+        self._models, self._off_loop = models, off_loop
         self._seen = 0  # place in the journal of the last record that was taken
         # The order of the items of an epoch; the epoch itself would keep removed items in memory.
         self._orders: WeakKeyDictionary[Recommender, tuple[int, NDArray[np.intp]]]
@@ -275,7 +274,6 @@ class CatalogChanges(Follower):
             await self._keep([{"op": "remove", "item_id": item_id}])
             for model in self._models.loaded:
                 await asyncio.to_thread(model.recommender.remove, [item_id])
-                self._count(model)
 
     @asynccontextmanager
     async def joining(self, model: Model) -> AsyncIterator[None]:
@@ -292,7 +290,6 @@ class CatalogChanges(Follower):
                 if not self._models.loaded:
                     self._seen = place
             yield
-        self._count(model)
 
     async def _catch_up(self) -> None:
         while records := await self._store.journal.read(JOURNAL, self._seen):
@@ -302,7 +299,6 @@ class CatalogChanges(Follower):
                     await asyncio.to_thread(_apply, model, changes)
                 except Exception:  # the other models still need the changes
                     logger.exception("%s: changes of other processes could not be made", model.name)
-                self._count(model)
             self._seen = records[-1][0]
 
     def _page(
@@ -317,15 +313,9 @@ class CatalogChanges(Follower):
         return as_json(shelf.page(prefix[: epoch.catalog.codes.shape[1]], text, cursor, limit))
 
     async def _keep(self, records: list[dict[str, Any]]) -> None:
-        for model in self._models.loaded:
-            self._count(model)
         written = await self._store.journal.append(JOURNAL, records)
         if written.before == self._seen:  # otherwise there are changes of others between
             self._seen = written.last
-
-    def _count(self, model: Model) -> None:
-        epoch = model.recommender.epoch
-        self._metrics.catalog(model.name, epoch.number, epoch.num_items)
 
 
 def _size(item: NewItem) -> int:

@@ -5,7 +5,7 @@ bundle's retrieval and of the model's scores. Availability and filters hold as f
 and so do filters and caps of the alias's standing rules; boosts and pins are for recommendations.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +17,7 @@ from recsys.availability import FROM
 from recsys.errors import FilterError, RequestError
 from recsys.listing import Batch
 from recsys.live import Epoch
+from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval.related import together
 from recsys.rules import Rule, apply_rules
@@ -26,7 +27,7 @@ from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
 from recsys.serving.schemas.common import as_json, made, metadata
-from recsys.serving.schemas.items import RankBody, RankResponse, ScoredItem, SimilarResponse
+from recsys.serving.schemas.items import RankBody, RankResponse, SimilarResponse
 from recsys.serving.schemas.lists import (
     ListedItem,
     ListName,
@@ -151,10 +152,9 @@ class Lists:
 
             def make() -> bytes:
                 scored = recommender.similar(item_id, k)
-                items = ScoredItem.listed(recommender.catalog, scored, "retrieval")
                 ref = model.ref(alias)
                 answer = SimilarResponse.model_construct(model=ref, item_id=item_id, items=[])
-                return as_json(answer, items)
+                return as_json(answer, _scored(recommender.catalog, scored))
 
             try:
                 return await self._off_loop(make)
@@ -177,7 +177,7 @@ class Lists:
                     unknown_items=[name for name in item_ids if name not in there],
                     history_items=int((catalog.known(history.items) >= 0).sum()),
                 )
-                return as_json(answer, ScoredItem.listed(catalog, order, "model"))
+                return as_json(answer, _scored(catalog, order))
 
             return await self._off_loop(make)
 
@@ -284,6 +284,14 @@ def dates(epoch: Epoch) -> Dated:
     known = np.flatnonzero(~np.isnan(times))[::-1]
     known = known[np.argsort(-times[known], kind="stable")]
     return Dated(np.concatenate([added, known]), [*[None] * len(added), *times[known].tolist()])
+
+
+def _scored(catalog: EpochCatalog, scored: Iterable[tuple[str, float]]) -> Iterator[ListedItem]:
+    """Items by their ids, with their scores, best first; removed ones have no title."""
+    for rank, (item_id, score) in enumerate(scored, start=1):
+        row = catalog.find(item_id)
+        title = "" if row < 0 else catalog.title(row)
+        yield made(ListedItem, {"item_id": item_id, "title": title, "rank": rank, "score": score})
 
 
 def _response(

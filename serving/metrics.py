@@ -6,8 +6,7 @@ request, so their number is bounded.
 """
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import (
     GC_COLLECTOR,
@@ -20,7 +19,6 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (
@@ -38,24 +36,15 @@ class Metrics:
     metrics count together is a method.
 
     Attributes:
-        registry: of Prometheus.
-        queue_depth: returns the number of waiting requests.
-        captured: returns the `recsys.decoding.captures.EngineStatistics` of the loaded models, by
-            name.
-        filter_stats: returns the `recsys.constraint.filters.FilterStats` of the model that
-            answers, or None.
+        registry: of Prometheus; the service adds the loaded models (`Models.collect`).
     """
 
     def __init__(self) -> None:
         """Start with empty metrics."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.queue_depth: Callable[[], int] = lambda: 0
-        self.filter_stats: Callable[[], Any] = lambda: None
-        self.captured: Callable[[], Mapping[str, Any]] = dict
         self.registry = registry = CollectorRegistry()
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             registry.register(collector)
-        registry.register(_Current(self))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"recsys_{name}", text, labels, registry=registry)
@@ -92,9 +81,6 @@ class Metrics:
         self._events = counter("events", "Received events.", "result")
         self.erasures = counter("erasures", "Erased users.")
         # Models
-        self._models = gauge("model_info", "Loaded models.", "model", "version", "alias")
-        self._epochs = gauge("catalog_epoch", "Epoch of the live catalog.", "model")
-        self._catalog = gauge("catalog_items", "Items that can be recommended.", "model")
         self.swaps = counter("swaps", "Changes of an alias by outcome.", "alias", "outcome")
         self._ready = gauge("ready", "1 while recommendations are answered.")
 
@@ -157,22 +143,6 @@ class Metrics:
         self._events.labels("accepted").inc(accepted)
         self._events.labels("duplicate").inc(duplicates)
 
-    def models(self, loaded: Iterable[tuple[str, str, str]]) -> None:
-        """Replace the loaded models by these (model, version, alias or "")."""
-        self._models.clear()
-        for model, version, alias in loaded:
-            self._models.labels(model, version, alias).set(1)
-
-    def catalog(self, model: str, epoch: int, items: int) -> None:
-        """Set the epoch and the size of a model's catalog."""
-        self._epochs.labels(model).set(epoch)
-        self._catalog.labels(model).set(items)
-
-    def forget(self, model: str) -> None:
-        """Remove the metrics of a model that was unloaded."""
-        for metric in (self._epochs, self._catalog):
-            metric.remove_by_labels({"model": model})
-
     def ready(self, yes: bool) -> None:
         """Set whether recommendations are answered."""
         self._ready.set(float(yes))
@@ -180,47 +150,3 @@ class Metrics:
     def exposition(self) -> bytes:
         """Prometheus' text format (content type `CONTENT_TYPE`)."""
         return generate_latest(self.registry)
-
-
-class _Current:
-    """A collector of the values that are read when Prometheus asks for them."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            "recsys_queue_depth", "Requests in the queue.", value=self._metrics.queue_depth()
-        )
-        yield from self._captured()
-        statistics = self._metrics.filter_stats()
-        if statistics is None:
-            return
-        masks = CounterMetricFamily(
-            "recsys_filter_cache", "Lookups in the cache of filter masks.", labels=["result"]
-        )
-        masks.add_metric(["hit"], statistics.hits)
-        masks.add_metric(["miss"], statistics.misses)
-        yield masks
-        yield GaugeMetricFamily(
-            "recsys_filter_cache_bytes", "Memory of cached filter masks.", value=statistics.bytes
-        )
-
-    def _captured(self) -> Iterable[Metric]:
-        """How models used their graphs; nothing where there are none, as on a CPU."""
-        models = {
-            name: captures for name, captures in self._metrics.captured().items() if captures.passes
-        }
-
-        def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-            return CounterMetricFamily(f"recsys_{name}", text, labels=["model", *labels])
-
-        replays = counter("captured_decodes", "Decodes run as one graph.")
-        others = counter("uncaptured_decodes", "Decodes not run as one graph.", "reason")
-        eager = counter("eager_passes", "Passes without graph.", "reason")
-        for name, captures in models.items():
-            replays.add_metric([name], captures.replays)
-            for family, counts in ((others, captures.fallbacks), (eager, captures.eager_passes)):
-                for reason, count in counts.items():
-                    family.add_metric([name, reason], count)
-        return (replays, others, eager) if models else ()

@@ -5,14 +5,16 @@ are changed by `aliases`.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import NamedTuple, Self
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from recsys.constraint.filter_cache import FilterStats
-from recsys.decoding.captures import EngineStatistics
 from recsys.recommender import Recommender
 from recsys.retrieval import Retrieval
 from recsys.serving.batcher import MUCH, Batcher
@@ -118,7 +120,7 @@ class Alias:
     previous: tuple[Version, ...] = ()
 
 
-class Models:
+class Models(Collector):
     """The loaded models of a process.
 
     Attributes:
@@ -171,17 +173,30 @@ class Models:
         models = (*self.loaded, *self.retiring)
         return sum(len(batcher) for model in models for batcher in model.batchers)
 
-    def filter_stats(self) -> FilterStats | None:
-        """The cache of filters of the champion, once there is one."""
-        return self.get().recommender.epoch.filters.stats if self.loaded else None
-
-    def captured(self) -> dict[str, EngineStatistics]:
-        """What the models on a GPU have captured, by name."""
-        return {
-            model.name: model.recommender.engine.captures.statistics()
-            for model in self.loaded
-            if model.recommender.device.type != "cpu"
-        }
+    def collect(self) -> Iterator[Metric]:
+        """Metrics of the models as they are when Prometheus asks (`prometheus_client` calls it)."""
+        yield GaugeMetricFamily(
+            "recsys_queue_depth", "Requests in the queue.", value=self.queue_depth()
+        )
+        info = GaugeMetricFamily(
+            "recsys_model_info", "Loaded models.", labels=["model", "version", "alias"]
+        )
+        for name, alias in self.aliases.items():
+            info.add_metric([*alias.model.bundle, name], 1)
+        by_name = {model.name: model.recommender for model in reversed(self.loaded)}
+        epochs = GaugeMetricFamily(
+            "recsys_catalog_epoch", "Epoch of the live catalog.", labels=["model"]
+        )
+        items = GaugeMetricFamily(
+            "recsys_catalog_items", "Items that can be recommended.", labels=["model"]
+        )
+        for name, recommender in by_name.items():
+            epochs.add_metric([name], recommender.epoch.number)
+            items.add_metric([name], recommender.epoch.num_items)
+        yield from (info, epochs, items)
+        if self.loaded:
+            yield from _filter_cache(self.get().recommender.epoch.filters.stats)
+        yield from _captured(by_name)
 
     def info(self) -> list[ModelInfo]:
         """Describe the loaded models."""
@@ -198,3 +213,38 @@ class Models:
             for model in self.loaded
             for epoch in [model.recommender.epoch]
         ]
+
+
+def _filter_cache(stats: FilterStats) -> tuple[Metric, Metric]:
+    """How the cache of filters of the champion is used."""
+    masks = CounterMetricFamily(
+        "recsys_filter_cache", "Lookups in the cache of filter masks.", labels=["result"]
+    )
+    masks.add_metric(["hit"], stats.hits)
+    masks.add_metric(["miss"], stats.misses)
+    memory = GaugeMetricFamily(
+        "recsys_filter_cache_bytes", "Memory of cached filter masks.", value=stats.bytes
+    )
+    return masks, memory
+
+
+def _captured(recommenders: Mapping[str, Recommender]) -> Sequence[Metric]:
+    """How models on a GPU used their graphs; nothing where there are none."""
+
+    def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"recsys_{name}", text, labels=["model", *labels])
+
+    replays = counter("captured_decodes", "Decodes run as one graph.")
+    others = counter("uncaptured_decodes", "Decodes not run as one graph.", "reason")
+    eager = counter("eager_passes", "Passes without graph.", "reason")
+    for name, recommender in recommenders.items():
+        if recommender.device.type == "cpu":
+            continue
+        statistics = recommender.engine.captures.statistics()
+        if not statistics.passes:
+            continue
+        replays.add_metric([name], statistics.replays)
+        for family, counts in ((others, statistics.fallbacks), (eager, statistics.eager_passes)):
+            for reason, count in counts.items():
+                family.add_metric([name, reason], count)
+    return (replays, others, eager) if replays.samples else ()

@@ -102,9 +102,8 @@ class State:
         """Make the parts; nothing is loaded before `start`."""
         models = Models()
         rules = Rules(store, models)
-        changes = CatalogChanges(store, models, metrics, off_loop)
-        metrics.queue_depth, metrics.captured = models.queue_depth, models.captured
-        metrics.filter_stats = models.filter_stats
+        changes = CatalogChanges(store, models, off_loop)
+        metrics.registry.register(models)
         return cls(
             store=store,
             models=models,

@@ -48,7 +48,7 @@ def score(
         ),
     ] = None,
     engine: Annotated[
-        Runner, typer.Option(help="This process, or Ray Data on this machine or a cluster.")
+        Runner, typer.Option(help="This process, or Ray on this machine or a cluster.")
     ] = Runner.local,
     workers: Annotated[int, typer.Option(min=1, help="Ray actors.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,

@@ -51,6 +51,10 @@ class Scorer:
             raise ArtifactError(f"{job.bundle}: this is not bundle {planned} any more")
         warm_up(self._recommender)
 
+    def numbered(self, part: int) -> tuple[int, pa.Table]:
+        """A part and its answers, for those who get several in any order."""
+        return part, self.part(part)
+
     def part(self, number: int) -> pa.Table:
         """The answers to the users of a part, in their order; columns as `SCHEMA` has them.
 

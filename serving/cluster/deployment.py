@@ -36,7 +36,7 @@ def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
     Raises:
         ConfigError: the store is a file, and the cluster has several machines.
     """
-    ray = import_ray("serve")
+    ray = import_ray()
     machines = sum(node["Alive"] for node in ray.nodes()) if ray.is_initialized() else 1
     if machines > 1 and not str(settings.store).startswith(POSTGRES):
         raise ConfigError(
@@ -104,7 +104,7 @@ def app(arguments: dict[str, Any]) -> Any:
     Raises:
         ConfigError: an unknown key, a value out of range, or neither `keys` nor `insecure_listen`.
     """
-    import_ray("serve")
+    import_ray()
     unknown = set(arguments) - {"serve", "cluster"}
     if unknown:
         raise ConfigError(f"args: unknown key {unknown.pop()!r}; known: serve, cluster")

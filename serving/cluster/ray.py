@@ -11,8 +11,8 @@ OBJECT_STORE_BYTES = 128 << 20  # replies are small; models are not in the objec
 ATTEMPTS = 5
 
 
-def import_ray(part: str) -> Any:
-    """Import `ray` and its part `serve` or `data`.
+def import_ray() -> Any:
+    """Import `ray` with its part `serve`.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -20,7 +20,7 @@ def import_ray(part: str) -> Any:
     # this turns off usage reports to its makers, and must be set before the import
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        import_module(f"ray.{part}")
+        import_module("ray.serve")
         return import_module("ray")
     except ImportError as error:
         raise ConfigError(

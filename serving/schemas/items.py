@@ -1,6 +1,5 @@
 """Items on the wire: reading, changing and ranking the catalog."""
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
@@ -14,7 +13,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from recsys.requests import Source
 from recsys.serving.schemas.common import (
     CHAMPION,
     CODES,
@@ -30,6 +28,7 @@ from recsys.serving.schemas.common import (
     made,
     metadata,
 )
+from recsys.serving.schemas.lists import ListedItem
 from recsys.serving.schemas.recommendations import ONE_SUBJECT, Subject
 
 if TYPE_CHECKING:
@@ -187,37 +186,12 @@ class SimilarQuery(Query):
     model: Alias = CHAMPION
 
 
-class ScoredItem(BaseModel):
-    """An item of a ranked list."""
-
-    item_id: str
-    score: float
-    title: str
-    rank: int = Field(ge=1)
-    source: Source
-
-    @classmethod
-    def listed(
-        cls, catalog: "EpochCatalog", scored: Iterable[tuple[str, float]], source: Source
-    ) -> "Iterator[ScoredItem]":
-        """Items by their ids, with their scores, best first; removed ones have no title."""
-        for rank, (item_id, score) in enumerate(scored, start=1):
-            row = catalog.find(item_id)
-            yield cls.model_construct(
-                item_id=item_id,
-                score=score,
-                title="" if row < 0 else catalog.title(row),
-                rank=rank,
-                source=source,
-            )
-
-
 class SimilarResponse(BaseModel):
     """Items similar to one item, best first."""
 
     model: ModelRef
     item_id: str
-    items: list[ScoredItem] = Field(max_length=MAX_K)
+    items: list[ListedItem] = Field(max_length=MAX_K)
 
 
 class RankBody(Subject):
@@ -238,6 +212,6 @@ class RankResponse(BaseModel):
     """The items that the model knows, best first, with the scores of a recommended list."""
 
     model: ModelRef
-    items: list[ScoredItem]
+    items: list[ListedItem]
     unknown_items: list[str] = Field(description="Requested items that the catalog lacks.")
     history_items: int = Field(description="Number of items of the history that the model knows.")

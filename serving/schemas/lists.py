@@ -73,7 +73,7 @@ class ListedItem(BaseModel):
     score: float | None = Field(
         None,
         description="The higher the better, within one list. `trending`: decayed weights of its "
-        "users; `together`: share of the evidence.",
+        "users; `together`: share of the evidence; null for `latest`.",
     )
     time: float | None = Field(
         None,

@@ -13,7 +13,7 @@ from recsys.catalog import Catalog
 from recsys.errors import RequestError
 from recsys.live import Epochs
 from recsys.serving import catalog_changes, lists, service
-from recsys.serving.schemas.items import DescribedItem, ScoredItem
+from recsys.serving.schemas.items import DescribedItem
 from recsys.serving.stores.records import StoreError
 from recsys.vocabulary import Vocabulary
 
@@ -277,7 +277,7 @@ async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
     for module, name in (
         (DescribedItem, "of"),
         (catalog_changes, "_record"),
-        (ScoredItem, "listed"),
+        (lists, "_scored"),
         (lists, "as_json"),
         (catalog_changes, "as_json"),
         (service, "as_json"),
@@ -289,7 +289,7 @@ async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
     await client.get("/v1/items")
     shown = {"history": ["item-1"], "include": ["metadata"]}
     await client.post("/v1/recommendations", json=shown)
-    names = ("of", "_record", "listed", "as_json")
+    names = ("of", "_record", "_scored", "as_json")
     assert at_work == {(name, False) for name in names}
 
 

@@ -23,6 +23,7 @@ from recsys.serving.experiments import MOST_EXPOSURES
 from recsys.serving.limits import IN_TORCH, PROVEN_BLEND
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import BODIES
+from recsys.serving.models import Models
 from recsys.serving.schemas.common import MAX_ID
 from recsys.serving.schemas.items import MAX_UPSERT, ItemBody
 from recsys.serving.schemas.recommendations import MAX_BATCH
@@ -77,7 +78,9 @@ def test_every_problem_is_documented_with_its_status():
 
 
 def test_every_metric_is_documented():
-    text = Metrics().exposition().decode()
+    metrics = Metrics()
+    metrics.registry.register(Models())
+    text = metrics.exposition().decode()
     names = {family.name for family in text_string_to_metric_families(text)}
     ours = {name.removeprefix("recsys_") for name in names if name.startswith("recsys_")}
     assert ours

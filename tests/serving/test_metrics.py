@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from recsys.decoding.captures import EngineStatistics
 from recsys.serving.metrics import Metrics
+from recsys.serving.models import Alias, Model, Models
 
 
 def samples(metrics):
@@ -65,27 +66,38 @@ def test_the_rest_is_counted():
     assert value(metrics, "fallbacks_total", source="retrieval") == 1
 
 
+def loaded(metrics, **models):
+    """The aliases of models whose metrics are read; three requests wait for each model."""
+    aliases = Models()
+    metrics.registry.register(aliases)
+    for alias, (name, recommender) in models.items():
+        aliases.aliases[alias] = Alias(Model(name, recommender, [1, 2, 3]))
+    return aliases.aliases
+
+
+def recommender(number=1, items=10, statistics=None):
+    stats = SimpleNamespace(hits=5, misses=2, bytes=64)
+    return SimpleNamespace(
+        epoch=SimpleNamespace(number=number, num_items=items, filters=SimpleNamespace(stats=stats)),
+        device=SimpleNamespace(type="cpu" if statistics is None else "cuda"),
+        engine=SimpleNamespace(captures=SimpleNamespace(statistics=lambda: statistics)),
+        manifest=SimpleNamespace(digest="1"),
+    )
+
+
 def test_models_are_those_that_are_loaded_now():
     metrics = Metrics()
-    metrics.models([("a", "1", "champion"), ("b", "2", "")])
-    metrics.catalog("a", 3, 100)
-    metrics.models([("b", "2", "champion")])
-    metrics.forget("a")
-    named = [key for key in samples(metrics) if key[0] == "recsys_model_info"]
-    assert [dict(labels)["model"] for _, labels in named] == ["b"]
-    assert not [key for key in samples(metrics) if key[0] == "recsys_catalog_epoch"]
-
-
-def test_queue_depth_and_filter_cache_are_read_on_demand():
-    metrics = Metrics()
-    waiting = [1, 2, 3]
-    metrics.queue_depth = lambda: len(waiting)
-    metrics.filter_stats = lambda: SimpleNamespace(hits=5, misses=2, bytes=64)
-    assert value(metrics, "queue_depth") == 3
-    waiting.clear()
-    assert value(metrics, "queue_depth") == 0
+    aliases = loaded(metrics, champion=("a", recommender(3, 100)), other=("b", recommender()))
+    assert value(metrics, "model_info", model="a", version="1", alias="champion") == 1
+    assert value(metrics, "catalog_epoch", model="a") == 3
+    assert value(metrics, "catalog_items", model="a") == 100
+    assert value(metrics, "queue_depth") == 6
     assert value(metrics, "filter_cache_total", result="hit") == 5
     assert value(metrics, "filter_cache_bytes") == 64
+    aliases["champion"] = aliases.pop("other")
+    named = [key for key in samples(metrics) if dict(key[1]).get("model")]
+    assert {dict(labels)["model"] for _, labels in named} == {"b"}
+    assert value(metrics, "queue_depth") == 3
 
 
 def test_captured_graphs_are_told_by_model():
@@ -94,12 +106,12 @@ def test_captured_graphs_are_told_by_model():
         passes=9, decodes=4, seconds=2.5, device_bytes=1000, replays=7, patched=3,
         fallbacks={"beams": 2, "catalog": 1}, eager_passes={"cache": 5},
     )  # fmt: skip
-    eager = replace(told, passes=0)
-    metrics.captured = lambda: {"a": told, "b": eager}
+    eager = recommender(statistics=replace(told, passes=0))
+    loaded(metrics, champion=("a", recommender(statistics=told)), other=("b", eager))
     assert value(metrics, "captured_decodes_total", model="a") == 7
     assert value(metrics, "uncaptured_decodes_total", model="a", reason="catalog") == 1
     assert value(metrics, "eager_passes_total", model="a", reason="cache") == 5
-    assert not [key for key in samples(metrics) if dict(key[1]).get("model") == "b"]
+    assert ("recsys_captured_decodes_total", (("model", "b"),)) not in samples(metrics)
 
 
 async def test_the_endpoint_speaks_prometheus(client):

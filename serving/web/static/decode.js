@@ -78,7 +78,7 @@ const leaf = ({ code, fate, pass, items, draft_log_prob, target_log_prob }, belo
   h("li", { class: fate, "data-pass": pass },
     h("span", { class: "node", title: `${fate}, ${plural(items, "item")} below` },
       h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), h("span", { class: "sr" }, `${fate} code `), code,
-      h("span", { class: "fine" }, logProb(target_log_prob), draft_log_prob !== null && ` (${logProb(draft_log_prob)})`)),
+      h("span", { class: "fine" }, logProb(target_log_prob), draft_log_prob ? ` (${logProb(draft_log_prob)})` : null)),
     below);
 
 function count(nodes) {

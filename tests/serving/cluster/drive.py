@@ -243,7 +243,7 @@ def main():
     bundles, scratch = map(Path, sys.argv[1:])
     right = Right(scratch / "right.json")
     cluster = Cluster(bundles, scratch)
-    ray = import_ray("serve")
+    ray = import_ray()
     from ray import serve
 
     start_ray(ray, num_cpus=3)  # cores are counted, not measured

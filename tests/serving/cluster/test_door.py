@@ -277,7 +277,7 @@ def test_a_cluster_is_joined_or_started(monkeypatch, address):
 
 
 def test_rays_proxies_need_keys_or_insecure_listen(monkeypatch):
-    monkeypatch.setattr(deployment, "import_ray", lambda part: None)
+    monkeypatch.setattr(deployment, "import_ray", lambda: None)
     monkeypatch.setitem(sys.modules, "ray", MagicMock())
     with pytest.raises(ConfigError, match=r"has\s+no\s+keys"):
         deployment.app({"serve": {}})
@@ -287,7 +287,7 @@ def test_rays_proxies_need_keys_or_insecure_listen(monkeypatch):
 def test_replicas_on_several_machines_need_a_database(monkeypatch, tmp_path, scheme):
     ray = MagicMock()
     ray.nodes.return_value = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
-    monkeypatch.setattr(deployment, "import_ray", lambda part: ray)
+    monkeypatch.setattr(deployment, "import_ray", lambda: ray)
     for store in (tmp_path / "h.db", f"sqlite:///{scheme}.db"):
         with pytest.raises(ConfigError, match=r"serves one machine .* has 2"):
             deployment.replicas(ServingSettings(bundle=tmp_path, store=store), ClusterSettings())
