@@ -11,11 +11,9 @@ same name is another version, and a rollback never takes it for the old one.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
-
-from pydantic import BaseModel
+from typing import Any
 
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.bundle import check_models
@@ -24,12 +22,7 @@ from recsys.recommender import Recommender
 from recsys.serving.catalog_changes import CatalogChanges
 from recsys.serving.errors import ProblemError
 from recsys.serving.metrics import Metrics
-from recsys.serving.models import (
-    Alias,
-    Model,
-    Models,
-    Version,
-)
+from recsys.serving.models import Alias, Model, Models, Version
 from recsys.serving.rules import Rules
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.models import AliasInfo
@@ -80,21 +73,12 @@ class Bundles:
         return None
 
 
-class KeptAlias(BaseModel):
-    """An alias as the store keeps it, as JSON."""
-
-    bundle: str
-    digest: str
-    previous: tuple[Version, ...] = ()
-
-    @classmethod
-    def of(cls, alias: Alias) -> Self:
-        """What is kept of an alias."""
-        return cls(bundle=alias.model.name, digest=alias.model.version, previous=alias.previous)
-
-
 class Aliases:
-    """Changes the aliases of the loaded models."""
+    """Changes the aliases of the loaded models.
+
+    Attributes:
+        bundles: that an alias may be given.
+    """
 
     def __init__(
         self,
@@ -109,7 +93,7 @@ class Aliases:
         """Models fit the standing rules of their aliases, and have all changes of items."""
         self._settings, self._store, self._worker, self._metrics = settings, store, worker, metrics
         self._models, self._rules, self._catalog_changes = models, rules, catalog_changes
-        self._bundles = Bundles(settings)
+        self.bundles = Bundles(settings)
         self._changing = ChangeLock()
         self._unloading: set[asyncio.Task[None]] = set()
         self._started = False
@@ -122,26 +106,16 @@ class Aliases:
         own = self._settings.bundle.absolute()
         state = await self._store.state.get(STATE) or {}
         stored = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
-        aliases = {name: KeptAlias.model_validate(value) for name, value in stored.items()}
-        champion = aliases.pop(CHAMPION, None)
+        champion = stored.pop(CHAMPION, None)
         if loaded is not None:
             await self.put(CHAMPION, own.name, loaded=loaded)
         elif champion is not None:
-            await self._restore(CHAMPION, champion)
+            await self._restore(CHAMPION, **champion)
         if not self._models.loaded:
             await self.put(CHAMPION, own.name)
-        for alias, value in aliases.items():
-            await self._restore(alias, value)
+        for alias, kept in stored.items():
+            await self._restore(alias, **kept)
         self._started = True
-
-    @property
-    def available(self) -> list[str]:
-        """Names of the bundles that an alias may be given."""
-        return self._bundles.names()
-
-    def all(self) -> list[AliasInfo]:
-        """Describe all aliases, sorted by name."""
-        return [self.info(name) for name in sorted(self._models.aliases)]
 
     def info(self, name: str) -> AliasInfo:
         """Describe an alias; `ProblemError` if there is none."""
@@ -169,7 +143,7 @@ class Aliases:
         """
         with self._changing.counted(), self._refusals(alias):
             if loaded is None:  # before others must wait
-                path = self._bundles.path(bundle)
+                path = self.bundles.path(bundle)
                 try:
                     await asyncio.to_thread(check_models, path)
                 except RecsysError as error:
@@ -183,23 +157,25 @@ class Aliases:
                 previous = () if before is None else before.previous
                 return await self._change(alias, bundle, previous, loaded=loaded)
 
-    async def _restore(self, alias: str, stored: KeptAlias) -> None:
-        """Let an alias stand again for the version that it stood for when it was kept.
+    async def _restore(
+        self, alias: str, bundle: str, digest: str, previous: Sequence[tuple[str, str]]
+    ) -> None:
+        """Let an alias stand again for the version that it stood for when it was kept (`_keep`).
 
         If that is gone, the alias gets the bundle that has its name now, and the lost version
         becomes its latest previous one. An alias that cannot be restored is logged, and stays in
         the store until it is changed.
         """
-        version, previous = Version(stored.bundle, stored.digest), stored.previous
+        version, versions = Version(bundle, digest), tuple(Version(*pair) for pair in previous)
         async with self._changing:
             try:
-                bundle = await asyncio.to_thread(self._bundles.find, version)
-                if bundle is None:
+                name = await asyncio.to_thread(self.bundles.find, version)
+                if name is None:
                     logger.warning(
-                        "alias %s: version %s of bundle %s is gone", alias, *version[::-1]
+                        "alias %s: version %s of bundle %s is gone", alias, digest, bundle
                     )
-                    bundle, previous = stored.bundle, (*previous, version)
-                await self._change(alias, bundle, previous)
+                    name, versions = bundle, (*versions, version)
+                await self._change(alias, name, versions)
             except Exception as error:
                 logger.error("alias %s is not restored: %s", alias, error)
 
@@ -217,7 +193,7 @@ class Aliases:
                     "alias_conflict", f"The alias {alias!r} stood for no other bundle before."
                 )
             version = previous[-1]
-            bundle = await asyncio.to_thread(self._bundles.find, version)
+            bundle = await asyncio.to_thread(self.bundles.find, version)
             if bundle is None:
                 raise ProblemError("alias_conflict", _gone(alias, version))
             with self._refusals(alias):
@@ -236,9 +212,9 @@ class Aliases:
                 raise ProblemError(
                     "alias_conflict", f"The alias {CHAMPION!r} always stands for a model."
                 )
-            left = {name: one for name, one in self._models.aliases.items() if name != alias}
-            await self._keep(left, alias)
-            self._publish(left)
+            others = {key: value for key, value in self._models.aliases.items() if key != alias}
+            await self._keep(others, alias)
+            self._publish(others)
             self._metrics.swaps.remove_by_labels({"alias": alias})
 
     async def close(self) -> None:
@@ -305,7 +281,7 @@ class Aliases:
 
     async def _model(self, bundle: str, loaded: Recommender | None) -> Model:
         """Return a model of the bundle as it is on disk: a loaded one, or a new one."""
-        path = self._bundles.path(bundle)
+        path = self.bundles.path(bundle)
         try:
             if loaded is None:
                 version = Version(bundle, read_manifest(path, "bundle").digest)
@@ -329,15 +305,18 @@ class Aliases:
             ) from error
 
         model = Model.of(bundle, recommender, self._worker, self._settings)
-        for each in model.batchers:
-            each.start()
+        for batcher in model.batchers:
+            batcher.start()
         return model
 
     async def _keep(self, aliases: Mapping[str, Alias], changed: str) -> None:
         """Write the aliases to the store, of which one was changed."""
         if not self._started:
             return  # the stored aliases are being restored
-        values = {name: KeptAlias.of(one).model_dump(mode="json") for name, one in aliases.items()}
+        values = {
+            name: {**alias.model.bundle._asdict(), "previous": alias.previous}
+            for name, alias in aliases.items()
+        }
         bundle = str(self._settings.bundle.absolute())
 
         def change(state: dict[str, Any]) -> None:

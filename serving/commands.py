@@ -114,11 +114,13 @@ def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = 
 
     from recsys.serving import auth
 
-    found = auth.read(_keys_file(file, config))
+    known_keys = auth.read(_keys_file(file, config))
     if as_json:
-        typer.echo(json.dumps([key.model_dump(mode="json", exclude={"sha256"}) for key in found]))
+        typer.echo(
+            json.dumps([key.model_dump(mode="json", exclude={"sha256"}) for key in known_keys])
+        )
         return
-    for key in found:
+    for key in known_keys:
         state = "expired" if key.is_expired else "until"
         end = f"\t{state} {key.expires.isoformat()}" if key.expires else ""
         typer.echo(f"{key.name}\t{key.scope}\t{key.created.isoformat()}{end}")

@@ -47,14 +47,14 @@ class Tally:
         self._followed = array("q")  # numbers of an answer and of a type of its events, in turn
         self._shown, self._chosen = (np.zeros(len(epoch.catalog), np.int64) for _ in range(2))
         rows = events.rows
-        first, pair, returned = events.pairs()
+        example, pair, returned = events.pairs()
         interests = events.has_sign(Sign.PART)
-        interest = np.full(len(first), -1, np.int64)
+        interest = np.full(len(example), -1, np.int64)
         np.maximum.at(interest, pair[interests], rows["time_ms"][interests])
-        items = rows["item"][first[interest > returned]]
+        items = rows["item"][example[interest > returned]]
         self._people = np.bincount(items[items >= 0], minlength=len(epoch.catalog))
-        kept = ~interests | (rows["time_ms"] > returned[pair])
-        order = np.flatnonzero(kept)[np.argsort(rows["answer"][kept], kind="stable")]
+        counts = ~interests | (rows["time_ms"] > returned[pair])
+        order = np.flatnonzero(counts)[np.argsort(rows["answer"][counts], kind="stable")]
         self._feedback, self._interests = rows[order], interests[order]  # by answer
 
     def add_answers(self, answers: Sequence[Given]) -> None:

@@ -144,14 +144,14 @@ class Experiments(SharedState[dict[str, Experiment]]):
         experiment = self._state.get(name)
         if experiment is None:
             return None
-        first = Assignment(
+        uncounted = Assignment(
             ExperimentRef.model_construct(name=name, arm=experiment.aliases[0]), None
         )
         if user is None or now_ms() >= experiment.ends_ms:
-            return first
+            return uncounted
         arm = experiment.arm_of(user, self._store.salt)
         if arm not in self._models.aliases:  # those of a process
-            return first
+            return uncounted
         window_ms = experiment.body.window_s * 1000
         exposure = None if experiment.id in self._full else Exposure(experiment.id, arm, window_ms)
         return Assignment(ExperimentRef.model_construct(name=name, arm=arm), exposure)
@@ -314,8 +314,8 @@ class Experiments(SharedState[dict[str, Experiment]]):
         stored = await self._store.state.get(NAME) or {}
         since_ms = now_ms() - KEPT_DAYS * DAY_MS
         running = stored.get(RUNNING, {}).values()
-        kept = {fields["id"] for fields in running if fields["time_ms"] >= since_ms}
-        await self._store.served.drop_exposures(counts.keys() - kept)
+        current = {fields["id"] for fields in running if fields["time_ms"] >= since_ms}
+        await self._store.served.drop_exposures(counts.keys() - current)
 
 
 def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> ExperimentResults:
@@ -369,7 +369,7 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
         level=LEVEL,
         arms=arms,
         ratio_p_value=p_value,
-        verdict=" ".join(_sentence(one, aliases[0]) for one in arms[1:])
+        verdict=" ".join(_sentence(arm, aliases[0]) for arm in arms[1:])
         + (_UNEVEN if p_value < RATIO_LIMIT else ""),
     )
 

@@ -15,8 +15,8 @@ def bind(host: str, port: int) -> Listener:
         ConfigError: the port is taken, or the address is not one of this machine.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = addresses[0]
         # Another process that starts now sees that the port is taken.
         listener = socket.create_server(address, family=family)
     except OSError as error:

@@ -53,13 +53,13 @@ def trends_of(
     not count.
     """
     rows = events.rows
-    first, pair, returned = events.pairs()
+    example, pair, returned = events.pairs()
     age = np.maximum(0, until_ms - rows["time_ms"])
     values = events.by_type(weigh) * 2 ** (-age / HALF_LIFE_MS)
-    best = np.zeros(len(first))
+    best = np.zeros(len(example))
     counts = (rows["time_ms"] > returned[pair]) & (rows["time_ms"] >= since_ms)
     np.maximum.at(best, pair[counts], values[counts])
-    items = rows["item"][first]
+    items = rows["item"][example]
     sums = np.bincount(items[items >= 0], best[items >= 0]).tolist()
     ranked = sorted((-score, name) for name, score in zip(names, sums, strict=False) if score > 0)
     return Trends([name for _, name in ranked], [-score for score, _ in ranked], since_ms)
@@ -88,8 +88,8 @@ class Trending:
         strength = level if types is None else types.strength
 
         def weigh(name: str) -> float:
-            found = NEGATIVE if name in self._not_history else strength(name)
-            return WEIGHTS[VIEW if found is None else found]
+            known_level = NEGATIVE if name in self._not_history else strength(name)
+            return WEIGHTS[VIEW if known_level is None else known_level]
 
         until_ms = now_ms()
         numbers: dict[str, int] = {}  # of items that a model knows

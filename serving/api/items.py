@@ -27,7 +27,7 @@ from recsys.serving.schemas.items import (
 from recsys.serving.schemas.lists import ListQuery, ListResponse, TogetherQuery
 
 router = APIRouter(prefix="/v1", route_class=Route)
-Wanted = Mapping[str, Any] | None
+ItemFilter = Mapping[str, Any] | None
 KEPT = "public, max-age=60"  # these lists are the same for everybody
 
 
@@ -115,9 +115,9 @@ async def items_bought_together(
     return await _answer(query, service.state.lists.together)
 
 
-async def _answer(query: Any, make: Callable[[Any, Wanted], Awaitable[bytes]]) -> Response:
-    wanted = None if query.filter is None else parse(query.filter.encode())
-    response = json_response(await make(query, wanted))
+async def _answer(query: Any, make: Callable[[Any, ItemFilter], Awaitable[bytes]]) -> Response:
+    item_filter = None if query.filter is None else parse(query.filter.encode())
+    response = json_response(await make(query, item_filter))
     # Also allowed if the request had a key, so a cache that ignores `Vary` gives it to anyone.
     response.headers.update({"Cache-Control": KEPT, "Vary": "Authorization"})
     return response

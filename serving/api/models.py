@@ -26,10 +26,11 @@ PathRule = Annotated[RuleName, Path(description="Name of a rule.")]
 @requires(Scope.READ)
 async def list_models(service: Ready) -> Response:
     """List models, aliases, experiments, loadable bundles, and the named formats of texts."""
-    available = await service.off_loop(lambda: service.state.aliases.available)
+    aliases, models = service.state.aliases, service.state.models
+    available = await service.off_loop(aliases.bundles.names)
     answer = ModelList(
-        models=service.state.models.info(),
-        aliases=service.state.aliases.all(),
+        models=models.info(),
+        aliases=[aliases.info(name) for name in sorted(models.aliases)],
         experiments=service.state.experiments.all(),
         available=available,
         text_formats=list(service.settings.text_formats),

@@ -118,8 +118,8 @@ class Users:
         if self._histories is not None:
             numbers = [*range(start, start + len(ids))]  # without a file: all users of the data set
             if self._are_chosen:
-                found = self._database.execute(NUMBERS, {"ids": ids}).fetchall()
-                numbers = [number for (number,) in found]
+                rows_of_ids = self._database.execute(NUMBERS, {"ids": ids}).fetchall()
+                numbers = [number for (number,) in rows_of_ids]
             return ids, self._of_dataset(self._histories, ids, numbers)
         return ids, [None if items is None else TypedHistory(items, []) for _, items in rows]
 

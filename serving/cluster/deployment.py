@@ -111,8 +111,8 @@ def app(arguments: dict[str, Any]) -> Any:
     from ray import serve
 
     # Ray's proxies listen on the network: without keys, `insecure_listen` must accept that
-    given = {"host": "0.0.0.0", **arguments.get("serve", {})}  # noqa: S104
-    settings = ServingSettings.load(None, (), **given)
+    values = {"host": "0.0.0.0", **arguments.get("serve", {})}  # noqa: S104
+    settings = ServingSettings.load(None, (), **values)
     cluster = build(ClusterSettings, arguments.get("cluster", {}), where="cluster")
     behind = replicas(settings, cluster)
     front = serve.deployment(ServedDoor).options(

@@ -134,8 +134,8 @@ class Door:
         await response(scope, receive, send)
 
     async def _answer(self, call: Call) -> Reply:
-        found, _ = find_route(call.scope)
-        route = (call.method, "" if found is None else found.path_format)
+        matched, _ = find_route(call.scope)
+        route = (call.method, "" if matched is None else matched.path_format)
         if route in TO_ALL:
             async with self._changing:  # without a deadline: loading a bundle takes long
                 replies = await self._replicas.ask_all(call)
@@ -143,9 +143,9 @@ class Door:
         async with until(asyncio.get_running_loop().time() + 2 * self._deadline_s + GRACE_S):
             if route == ("GET", "/metrics"):
                 return _merge_metrics(await self._replicas.ask_all(call))
-            return await self._one(call, again=route not in TWICE_IS_WRONG)
+            return await self._ask_until_answered(call, again=route not in TWICE_IS_WRONG)
 
-    async def _one(self, call: Call, *, again: bool) -> Reply:
+    async def _ask_until_answered(self, call: Call, *, again: bool) -> Reply:
         clock = asyncio.get_running_loop().time
         end, pause, session = clock() + self._deadline_s, PAUSE_S, session_of(call)
         while True:

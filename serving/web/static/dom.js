@@ -57,8 +57,8 @@ export const logProb = (value) => number(value, 2).replace("-", "−");
 /** A share between 0 and 1 in per cent. */
 export function percent(value) {
   if (value === null || value === undefined) return "–";
-  const found = 100 * value;
-  return found === 0 || found >= 0.1 ? `${number(found, found < 10 && found > 0 ? 1 : 0)} %` : "< 0.1 %";
+  const share = 100 * value;
+  return share === 0 || share >= 0.1 ? `${number(share, share < 10 && share > 0 ? 1 : 0)} %` : "< 0.1 %";
 }
 
 /** When something happened, in the visitor's time zone. */

@@ -17,21 +17,21 @@ export function mountExperiments(root) {
 async function load() {
   try {
     const { experiments } = await call("GET", "/v1/models");
-    const results = await Promise.all(experiments.map((one) => call("GET", `/v1/experiments/${one.name}/results`).catch((problem) => problem)));
-    render(list, experiments.length ? experiments.map((one, i) => panel(one, results[i]))
+    const results = await Promise.all(experiments.map((experiment) => call("GET", `/v1/experiments/${experiment.name}/results`).catch((problem) => problem)));
+    render(list, experiments.length ? experiments.map((experiment, i) => panel(experiment, results[i]))
       : empty("No experiment", "PUT /v1/experiments/NAME starts one."));
   } catch (problem) {
     render(list, problemBox(problem, load));
   }
 }
 
-function panel(one, results) {
-  return h("section", { class: "panel" }, h("h3", {}, one.name),
+function panel(experiment, results) {
+  return h("section", { class: "panel" }, h("h3", {}, experiment.name),
     h("p", { class: "fine" }, [
-      one.status, `${moment(one.started_ms)} to ${moment(one.ends_ms)}`, one.by && `by ${one.by}`,
-      `counts ${one.event} within ${number(one.window_s / 3600, one.window_s % 3600 ? 1 : 0)} hours`,
+      experiment.status, `${moment(experiment.started_ms)} to ${moment(experiment.ends_ms)}`, experiment.by && `by ${experiment.by}`,
+      `counts ${experiment.event} within ${number(experiment.window_s / 3600, experiment.window_s % 3600 ? 1 : 0)} hours`,
     ].filter(Boolean).join(" · ")),
-    h("p", {}, `Shares: ${one.arms.map((arm) => `${arm.alias} ${number(100 * arm.share)} %`).join(", ")}.`),
+    h("p", {}, `Shares: ${experiment.arms.map((arm) => `${arm.alias} ${number(100 * arm.share)} %`).join(", ")}.`),
     results instanceof Error ? problemBox(results, load) : measured(results));
 }
 

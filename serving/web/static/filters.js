@@ -22,7 +22,7 @@ export function onlyWith(key, value) {
   const clause = { key, ...test };
   const filter = state.filter ?? {};
   const must = filter.must ?? [];
-  if (must.some((one) => JSON.stringify(one) === JSON.stringify(clause))) return;
+  if (must.some((other) => JSON.stringify(other) === JSON.stringify(clause))) return;
   const view = FOR_A_PERSON.includes(state.view) ? state.view : "recommend";
   update({ view, filter: { ...filter, must: [...must, clause] } });
   document.getElementById("filter-panel").open = true;

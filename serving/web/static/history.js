@@ -51,9 +51,9 @@ async function load() {
   if (state.history === null && state.user) {
     try {
       const user = state.user;
-      const found = await history(user);
+      const items = await history(user);
       if (user !== state.user || state.history !== null) return;
-      shown = found;
+      shown = items;
     } catch (problem) {
       shown = [];
       count.textContent = "";

@@ -46,39 +46,39 @@ export async function openItem(id) {
     }, { once: true });
     sheet.showModal();
   }
-  let found;
+  let details;
   try {
-    found = await item(id);
+    details = await item(id);
   } catch (problem) {
     render(box, h("h2", { id: "sheet-title" }, id), problemBox(problem, () => openItem(id)));
     return;
   }
-  if (!found) {
+  if (!details) {
     render(box, h("h2", { id: "sheet-title" }, id), h("p", {}, "The model does not know this item."));
     return;
   }
   const similar = h("div", { class: "similar" });
   render(box,
-    h("h2", { id: "sheet-title" }, found.title || id),
-    identity(found),
-    price(found.metadata),
-    picture(found) ?? missing(found),
-    found.text && h("p", { class: "text" }, found.text.slice(0, 600)),
-    facts(found.metadata ?? {}, sheet),
+    h("h2", { id: "sheet-title" }, details.title || id),
+    identity(details),
+    price(details.metadata),
+    picture(details) ?? missing(details),
+    details.text && h("p", { class: "text" }, details.text.slice(0, 600)),
+    facts(details.metadata ?? {}, sheet),
     h("div", { class: "row" },
       h("button", { type: "button", class: "primary", onclick: () => (sheet.close(), add(id), FOR_A_PERSON.includes(state.view) || update({ view: "recommend" })) }, "Add to the session"),
       h("button", {
         type: "button",
-        onclick: () => (sheet.close(), update({ view: "catalog", q: "", prefix: found.semantic_id.slice(0, -1).join(".") })),
+        onclick: () => (sheet.close(), update({ view: "catalog", q: "", prefix: details.semantic_id.slice(0, -1).join(".") })),
       }, "Neighbours by code")),
     h("h3", {}, "Similar items"), similar);
   try {
     const answer = await call("GET", at(`/v1/items/${encodeURIComponent(id)}/similar`, { k: SIMILAR, model: state.model }));
     remember(answer.items);
     render(similar, answer.items.length
-      ? h("ol", {}, answer.items.map((one) => h("li", {},
-        h("button", { type: "button", class: "link", onclick: () => openItem(one.item_id) }, one.title || one.item_id),
-        h("span", { class: "fine" }, ` ${number(one.score, 2)}`))))
+      ? h("ol", {}, answer.items.map((entry) => h("li", {},
+        h("button", { type: "button", class: "link", onclick: () => openItem(entry.item_id) }, entry.title || entry.item_id),
+        h("span", { class: "fine" }, ` ${number(entry.score, 2)}`))))
       : h("p", { class: "fine" }, "None are known."));
   } catch (problem) {
     render(similar, problemBox(problem));
@@ -90,10 +90,10 @@ function facts(metadata, sheet) {
   if (!known.length) return null;
   return h("dl", { class: "facts" }, known.map(([key, value]) => [
     h("dt", {}, key),
-    h("dd", {}, values(value).map((one) => h("button", {
-      type: "button", class: "tag", title: `Only items with ${key} ${one}`,
-      onclick: () => (sheet.close(), onlyWith(key, one)),
-    }, one === true ? "yes" : one === false ? "no" : String(one)))),
+    h("dd", {}, values(value).map((entry) => h("button", {
+      type: "button", class: "tag", title: `Only items with ${key} ${entry}`,
+      onclick: () => (sheet.close(), onlyWith(key, entry)),
+    }, entry === true ? "yes" : entry === false ? "no" : String(entry)))),
   ]));
 }
 
@@ -110,5 +110,5 @@ const missing = ({ metadata }) =>
 
 function allowed(url) {
   const { protocol, host } = URL.canParse(url) ? new URL(url) : {};
-  return protocol === "https:" && HOSTS.some((one) => one === host || (one.startsWith("*.") && host.endsWith(one.slice(1))));
+  return protocol === "https:" && HOSTS.some((entry) => entry === host || (entry.startsWith("*.") && host.endsWith(entry.slice(1))));
 }

@@ -54,7 +54,7 @@ async function load() {
 
 /** Replace ids of reasons by titles that were fetched after the list was drawn. */
 function nameReasons() {
-  for (const one of list.querySelectorAll("q")) one.textContent = title(one.dataset.item);
+  for (const reason of list.querySelectorAll("q")) reason.textContent = title(reason.dataset.item);
 }
 
 function draw(answer) {
@@ -72,14 +72,14 @@ function draw(answer) {
     unknown.length > 0 && h("p", { class: "note" }, `The model does not know ${plural(unknown.length, "item")} of the history: ${unknown.slice(0, 5).join(", ")}${unknown.length > 5 ? " …" : ""}`));
   const parts = shares(answer);
   const most = Math.max(...parts.filter((part) => part !== null));
-  const place = [...list.children].findIndex((one) => one.contains(document.activeElement));
+  const focused = [...list.children].findIndex((entry) => entry.contains(document.activeElement));
   [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
   render(list, items.length
     ? items.map((item, i) => card(item, parts[i], most))
     : h("li", { class: "wide" }, empty("Nothing to recommend", "No item matches; relax the filter.")));
-  if (place >= 0 && !list.contains(document.activeElement)) { // the focused card is gone: focus the card at its place
+  if (focused >= 0 && !list.contains(document.activeElement)) { // the focused card is gone: focus the card at its place
     const cards = list.querySelectorAll(".card-add");
-    (cards[Math.min(place, cards.length - 1)] ?? document.getElementById("list-title")).focus({ preventScroll: true });
+    (cards[Math.min(focused, cards.length - 1)] ?? document.getElementById("list-title")).focus({ preventScroll: true });
   }
   announce(`${facts.slice(0, 2).join(" ")}. First: ${items[0]?.title ?? "none"}.`);
 }
@@ -132,14 +132,14 @@ function moved(item) {
 }
 
 function tags(item) {
-  const all = Object.entries(item.metadata ?? {}).filter(([key, value]) => isShown(key) && value !== false).flatMap(([key, value]) => values(value).map((one) => [key, one]));
-  const first = [...new Map(all.map(([key, one]) => [key, one])), ...all]; // one value of each key, then the others
-  const shown = [...new Map(first.map((pair) => [inWords(...pair), pair])).values()].slice(0, MOST_TAGS);
+  const all = Object.entries(item.metadata ?? {}).filter(([key, value]) => isShown(key) && value !== false).flatMap(([key, value]) => values(value).map((tag) => [key, tag]));
+  const ordered = [...new Map(all.map(([key, tag]) => [key, tag])), ...all]; // a tag of each key, then the others
+  const shown = [...new Map(ordered.map((pair) => [inWords(...pair), pair])).values()].slice(0, MOST_TAGS);
   if (!shown.length) return null;
-  return h("p", { class: "tags" }, shown.map(([key, one]) => h("button", {
-    type: "button", class: "tag", title: `Only items with ${key} ${one}`,
-    "aria-label": `Only items with ${key} ${one}`, onclick: () => onlyWith(key, one),
-  }, inWords(key, one))));
+  return h("p", { class: "tags" }, shown.map(([key, tag]) => h("button", {
+    type: "button", class: "tag", title: `Only items with ${key} ${tag}`,
+    "aria-label": `Only items with ${key} ${tag}`, onclick: () => onlyWith(key, tag),
+  }, inWords(key, tag))));
 }
 
 // Options of the request

@@ -23,34 +23,34 @@ export let state = parse(location.hash);
 
 /** Parse a fragment; missing and invalid values become defaults. */
 export function parse(hash) {
-  const given = new URLSearchParams(hash.replace(/^#/, ""));
-  const found = { ...DEFAULTS };
-  if (VIEWS.includes(given.get("view"))) found.view = given.get("view");
-  for (const name of ["user", "model", "other", "prefix", "q"]) found[name] = given.get(name) ?? "";
-  const k = Number(given.get("k"));
-  if (Number.isInteger(k) && k >= 1 && k <= 200) found.k = k;
-  if (given.get("days") === "7") found.days = 7;
-  found.seen = { 0: false, 1: true }[given.get("seen")] ?? null;
-  if (given.has("h")) found.history = given.getAll("h").filter(Boolean).slice(-MOST_HISTORY);
+  const parameters = new URLSearchParams(hash.replace(/^#/, ""));
+  const parsed = { ...DEFAULTS };
+  if (VIEWS.includes(parameters.get("view"))) parsed.view = parameters.get("view");
+  for (const name of ["user", "model", "other", "prefix", "q"]) parsed[name] = parameters.get(name) ?? "";
+  const k = Number(parameters.get("k"));
+  if (Number.isInteger(k) && k >= 1 && k <= 200) parsed.k = k;
+  if (parameters.get("days") === "7") parsed.days = 7;
+  parsed.seen = { 0: false, 1: true }[parameters.get("seen")] ?? null;
+  if (parameters.has("h")) parsed.history = parameters.getAll("h").filter(Boolean).slice(-MOST_HISTORY);
   try {
-    const filter = JSON.parse(given.get("filter") ?? "null");
-    if (filter && typeof filter === "object" && !Array.isArray(filter)) found.filter = filter;
+    const filter = JSON.parse(parameters.get("filter") ?? "null");
+    if (filter && typeof filter === "object" && !Array.isArray(filter)) parsed.filter = filter;
   } catch {
     // not JSON: no filter
   }
-  return found;
+  return parsed;
 }
 
 /** Format a state as a fragment, without default values. */
 export function format(of) {
-  const said = new URLSearchParams();
+  const parameters = new URLSearchParams();
   for (const name of ["view", "user", "k", "model", "other", "prefix", "q", "days"]) {
-    if (of[name] !== DEFAULTS[name]) said.set(name, of[name]);
+    if (of[name] !== DEFAULTS[name]) parameters.set(name, of[name]);
   }
-  if (of.seen !== null) said.set("seen", Number(of.seen));
-  if (of.filter) said.set("filter", JSON.stringify(of.filter));
-  if (of.history) for (const id of of.history.length ? of.history : [""]) said.append("h", id);
-  return `#${said}`;
+  if (of.seen !== null) parameters.set("seen", Number(of.seen));
+  if (of.filter) parameters.set("filter", JSON.stringify(of.filter));
+  if (of.history) for (const id of of.history.length ? of.history : [""]) parameters.append("h", id);
+  return `#${parameters}`;
 }
 
 /** Change the state; the browser's "back" undoes it. */

@@ -26,51 +26,51 @@ export function mountToday(root) {
 
 async function load() {
   period.value = state.days;
-  let found, trends;
+  let figures, trends;
   try {
-    [found, trends] = await Promise.all([ask("GET", at("/v1/today", { days: state.days })), call("GET", "/v1/lists/trending")]);
+    [figures, trends] = await Promise.all([ask("GET", at("/v1/today", { days: state.days })), call("GET", "/v1/lists/trending")]);
   } catch (problem) {
     made.textContent = "";
     render(box, problemBox(problem, load));
     return;
   }
-  if (found) draw(found, trends.items);
+  if (figures) draw(figures, trends.items);
 }
 
-function draw(found, trends) {
-  const { coverage } = found;
-  remember([...trends, ...found.most_shown, ...found.never_shown, ...found.never_followed]);
-  made.textContent = `${moment(found.since_ms)} to ${moment(found.until_ms)}`;
-  const [click, purchase] = found.rates;
+function draw(figures, trends) {
+  const { coverage } = figures;
+  remember([...trends, ...figures.most_shown, ...figures.never_shown, ...figures.never_followed]);
+  made.textContent = `${moment(figures.since_ms)} to ${moment(figures.until_ms)}`;
+  const [click, purchase] = figures.rates;
   render(box,
     h("dl", { class: "tiles" },
-      tile("Recommendations", number(found.answers), found.answers ? `for ${plural(found.people, "person", "people")}` : "none yet"),
-      rate("Click rate", click, found),
-      rate("Purchase rate", purchase, found),
+      tile("Recommendations", number(figures.answers), figures.answers ? `for ${plural(figures.people, "person", "people")}` : "none yet"),
+      rate("Click rate", click, figures),
+      rate("Purchase rate", purchase, figures),
       tile("Catalog shown", percent(coverage.items ? coverage.shown / coverage.items : null), `${number(coverage.shown)} of ${plural(coverage.items, "item")}`)),
     h("div", { class: "two" },
       items("Trending", "What people look at and buy now, wherever they found it. Each person counts once for an item, a purchase more than a look, and half after each day.",
         trends, { score: "score" }, "No events in the last seven days.", 1),
       items("Never shown", `${plural(coverage.never_shown, "item")} of the catalog ${coverage.never_shown === 1 ? "was" : "were"} in no recommendation; first those that people look for anyway.`,
-        found.never_shown, { people: "people" }, "Every item was shown."),
+        figures.never_shown, { people: "people" }, "Every item was shown."),
       items("Shown, and nothing came of it", `${plural(coverage.never_followed, "item")} ${coverage.never_followed === 1 ? "was" : "were"} shown, and nobody followed; most shown first.`,
-        found.never_followed, { shown: "shown", people: "people" }, "None."),
+        figures.never_followed, { shown: "shown", people: "people" }, "None."),
       items("Most shown", "The items that are recommended most, and how often somebody followed.",
-        found.most_shown, { shown: "shown", followed: "followed" }, "Nothing was recommended in this period.")),
+        figures.most_shown, { shown: "shown", followed: "followed" }, "Nothing was recommended in this period.")),
     h("div", { class: "two" },
       h("section", { class: "panel" }, h("h3", {}, "What came of recommendations"),
-        found.answers > 0
-          ? table("What came of recommendations", ["event", "followed", "rate", "95 % interval"], found.rates.map((row) =>
+        figures.answers > 0
+          ? table("What came of recommendations", ["event", "followed", "rate", "95 % interval"], figures.rates.map((row) =>
             [row.type, number(row.followed), percent(row.rate), row.low === null ? "–" : `${percent(row.low)} to ${percent(row.high)}`]))
           : h("p", { class: "fine" }, "Nothing was recommended in this period.")),
-      h("section", { class: "panel" }, h("h3", {}, "How to read this"), h("ul", { class: "notes" }, notes(found).map((text) => h("li", {}, text))))));
+      h("section", { class: "panel" }, h("h3", {}, "How to read this"), h("ul", { class: "notes" }, notes(figures).map((text) => h("li", {}, text))))));
 }
 
-function rate(name, row, found) {
+function rate(name, row, figures) {
   if (row.rate === null) return tile(name, "–", "no recommendations");
   return tile(name, percent(row.rate), row.low === null
-    ? `${number(row.followed)} of ${number(found.answers)}; one person gives no interval`
-    : `${percent(row.low)} to ${percent(row.high)} (95 %), ${number(row.followed)} of ${number(found.answers)}`);
+    ? `${number(row.followed)} of ${number(figures.answers)}; one person gives no interval`
+    : `${percent(row.low)} to ${percent(row.high)} (95 %), ${number(row.followed)} of ${number(figures.answers)}`);
 }
 
 /** A panel of the first items of a list; `columns` are names of their figures, by field. */
@@ -83,16 +83,16 @@ function items(name, about, rows, columns, none, digits = 0) {
 }
 
 /** What the figures mean, and what is not known. */
-function notes(found) {
+function notes(figures) {
   return [
     "A recommendation is a list that the service answered with, also to this page. Whether anybody saw it is not known.",
     "A click or purchase counts if the shop reports it with the recommendation_id of the list. What is reported without it may be due to a recommendation and does not count.",
     "Followed means that the person did something with an item of the list, such as a click, and did not just see or dismiss it.",
     "The newest recommendations may still be followed: purchases often come hours later.",
     "Intervals treat the lists of one person as dependent; they are for a look at any one time. To compare two models, use an experiment.",
-    found.answers_without_user > 0 && `${plural(found.answers_without_user, "recommendation")} had no user id. Each counts as another person, so the intervals may be too narrow.`,
-    !found.answers_complete && "The store no longer remembers all recommendations of this period. Figures are of the newest ones.",
-    !found.events_complete && "There are more events than are looked at. Rates and trends are of the newest ones, so rates may be too low.",
-    found.answers > 0 && found.rates.every((row) => row.followed === 0) && "No event names a recommendation. Check that the shop sends recommendation_id with its events.",
+    figures.answers_without_user > 0 && `${plural(figures.answers_without_user, "recommendation")} had no user id. Each counts as another person, so the intervals may be too narrow.`,
+    !figures.answers_complete && "The store no longer remembers all recommendations of this period. Figures are of the newest ones.",
+    !figures.events_complete && "There are more events than are looked at. Rates and trends are of the newest ones, so rates may be too low.",
+    figures.answers > 0 && figures.rates.every((row) => row.followed === 0) && "No event names a recommendation. Check that the shop sends recommendation_id with its events.",
   ].filter(Boolean);
 }
