@@ -26,8 +26,7 @@ from recsys.serving.stores.store import Store
 logger = logging.getLogger("recsys.serving.rules")
 NAME = "rules"  # written in stores
 MOST_RULES = 1_000
-MOST_CHARACTERS = 2 << 20  # of all rules as JSON; in memory, one takes about 28 bytes
-PAGE = 1 << 20  # characters of a page; a rule that has more is a page of its own
+MOST_CHARACTERS = 1 << 20  # of all rules as JSON; in memory, one takes about 28 bytes
 
 
 @dataclass(frozen=True)
@@ -64,23 +63,14 @@ class Rules(SharedState[State]):
 
     # Readers
 
-    def page(self, after: str, limit: int) -> RuleList:
-        """A page of the rules whose names come after a name; it ends early if they are large.
+    def __len__(self) -> int:
+        """Number of rules."""
+        return len(self._state.rules)
 
-        It takes long if the rules are large, and may be made on another thread.
-        """
+    def all(self) -> RuleList:
+        """Describe all rules, sorted by name; it takes long, and may be called on any thread."""
         state = self._state  # it may be replaced meanwhile
-        names = sorted(name for name in state.rules if name > after)
-        rules: list[RuleInfo] = []
-        size = 0
-        for name in names[:limit]:
-            info = _info(name, state)
-            size += len(str(info))
-            if rules and size > PAGE:
-                break
-            rules.append(info)
-        cursor = rules[-1].name if len(rules) < len(names) else None
-        return RuleList(rules=rules, next=cursor)
+        return RuleList(rules=[_info(name, state) for name in sorted(state.rules)])
 
     def standing(self, alias: str) -> list[str]:
         """Names of the rules that apply to all requests of an alias."""
@@ -143,11 +133,11 @@ class Rules(SharedState[State]):
 
         async def check() -> Change:
             self._find(name)
-            if users := _users(self._state.aliases, name):
+            if aliases := _aliases_of(name, self._state):
                 raise ProblemError(
                     "rule_in_use",
-                    f"The rule {name!r} is a standing rule of the alias {users[0]!r}; take it out "
-                    f"of its 'rules' with PUT /v1/aliases/{users[0]} first.",
+                    f"The rule {name!r} is a standing rule of the alias {aliases[0]!r}; take it "
+                    f"out of its 'rules' with PUT /v1/aliases/{aliases[0]} first.",
                 )
             return lambda state: state["rules"].pop(name, None)
 
@@ -241,25 +231,25 @@ class Rules(SharedState[State]):
                     f"pin[{number}]: item {rule.pin[number]!r} is not in the catalog; add it with "
                     "POST /v1/items, or correct the id"
                 )
-        users = _users(self._state.aliases, name)
-        for alias in users:
+        aliases = _aliases_of(name, self._state)
+        for alias in aliases:
             rules = {other: self._state.rules[other].rule for other in self.standing(alias)}
             _check_together((rules | {name: rule}).values())
-        for alias in (CHAMPION, *users):
+        for alias in (CHAMPION, *aliases):
             if alias in self._models.aliases:  # it may be one of another process
                 model = self._models.get(alias)
                 rule.check(model.recommender.epoch.filters.attributes)
         return value
 
 
-def _users(aliases: Mapping[str, Sequence[str]], name: str) -> list[str]:
-    """Aliases that have a rule."""
-    return sorted(alias for alias, names in aliases.items() if name in names)
+def _aliases_of(name: str, state: State) -> list[str]:
+    """The aliases that have a standing rule."""
+    return sorted(alias for alias, names in state.aliases.items() if name in names)
 
 
 def _info(name: str, state: State) -> RuleInfo:
     """Describe a rule of a state."""
-    rule, aliases = state.rules[name], _users(state.aliases, name)
+    rule, aliases = state.rules[name], _aliases_of(name, state)
     return RuleInfo(name=name, time_ms=rule.time_ms, by=rule.by, aliases=aliases, **rule.value)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Response
 
 from recsys.serving.api.routing import By, Ready, Route, json_response, pay_for, unhurried
 from recsys.serving.auth import Scope, requires
@@ -14,7 +14,7 @@ from recsys.serving.schemas.experiments import (
     ExperimentResults,
 )
 from recsys.serving.schemas.models import AliasBody, AliasInfo, ModelList
-from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList, RuleName, RulesQuery
+from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList, RuleName
 
 router = APIRouter(prefix="/v1", route_class=Route)
 PathAlias = Annotated[AliasName, Path(description="`champion`, or any other name.")]
@@ -80,12 +80,11 @@ async def delete_alias(name: PathAlias, service: Ready) -> Response:
 
 @router.get("/rules", response_model=RuleList)
 @requires(Scope.READ)
-async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> Response:
-    """List the rules page by page, sorted by name, with their last changes and their aliases."""
-    pay_for(query.limit)
+async def list_rules(service: Ready) -> Response:
+    """List the rules, sorted by name, with their last changes and their aliases."""
     rules = service.state.rules
-    # A rule may have a megabyte.
-    return await service.off_loop(lambda: json_response(rules.page(query.cursor, query.limit)))
+    pay_for(len(rules))
+    return await service.off_loop(lambda: json_response(rules.all()))  # up to a megabyte
 
 
 @router.put("/rules/{name}", response_model=RuleInfo)

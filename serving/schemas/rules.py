@@ -6,10 +6,9 @@ from pydantic import BaseModel, Field, StringConstraints, WithJsonSchema, model_
 
 from recsys.arguments import MOST_CAPS, MOST_PINS
 from recsys.constraint.filters import MOST_BOOSTS, MOST_WEIGHT
-from recsys.serving.schemas.common import MAX_K, NAME, Body, Column, ItemId, Query
+from recsys.serving.schemas.common import MAX_K, NAME, Body, Column, ItemId
 
 MAX_RULES = 16  # of one request, or of one alias
-MAX_PAGE = 200
 RuleName = Annotated[str, StringConstraints(pattern=NAME), Field(examples=["summer"])]
 RuleNames = Annotated[list[RuleName], Field(max_length=MAX_RULES)]
 _BURY: dict[str, Any] = {
@@ -99,13 +98,3 @@ class RuleList(BaseModel):
     """Rules, sorted by name."""
 
     rules: list[RuleInfo]
-    next: str | None = Field(description="Cursor of the next page; null on the last.")
-
-
-class RulesQuery(Query):
-    """Query parameters of the list of rules."""
-
-    limit: int = Field(100, ge=1, le=MAX_PAGE)
-    cursor: Annotated[str, StringConstraints(pattern=r"^([a-z0-9][a-z0-9_-]{0,63})?$")] = Field(
-        "", description="`next` of the previous page."
-    )

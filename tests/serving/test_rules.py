@@ -150,35 +150,14 @@ async def test_an_unknown_rule_is_named(client):
     assert "rules[0]: there is no rule 'winter'" in response.json()["detail"]
 
 
-async def test_rules_are_listed_page_by_page(client):
-    names = [f"rule-{number}" for number in range(5)]
-    for name in reversed(names):
+async def test_rules_are_listed_by_name_with_their_aliases(client):
+    for name in ("b", "c", "a"):
         await put(client, name, SUMMER)
-    found, query = [], "?limit=2"
-    while True:
-        page = (await client.get(f"/v1/rules{query}")).json()
-        assert len(page["rules"]) <= 2
-        found += [rule["name"] for rule in page["rules"]]
-        if page["next"] is None:
-            break
-        await client.delete(f"/v1/rules/{page['next']}")  # the place is kept without it
-        query = f"?limit=2&cursor={page['next']}"
-    assert found == names
-    for wrong in ("limit=0", "limit=201", "cursor=A%20b", "page=2"):
-        assert code(await client.get(f"/v1/rules?{wrong}")) == (422, "invalid_request")
-
-
-async def test_a_page_of_large_rules_ends_early(client, monkeypatch):
-    monkeypatch.setattr("recsys.serving.rules.PAGE", 1_000)
-    for number in range(3):
-        await put(client, f"large-{number}", {"pin": [f"B{n:04d}" for n in range(60)]})
-        await put(client, f"small-{number}", {"pin": ["B0007"]})
-    pages, cursor = [], ""
-    while cursor is not None:
-        page = (await client.get(f"/v1/rules?cursor={cursor}")).json()
-        pages.append([rule["name"] for rule in page["rules"]])
-        cursor = page["next"]
-    assert pages == [["large-0"], ["large-1"], ["large-2", "small-0", "small-1", "small-2"]]
+    await stand(client, "champion", "b")
+    listed = (await client.get("/v1/rules")).json()["rules"]
+    assert [(rule["name"], rule["aliases"]) for rule in listed] == [
+        ("a", []), ("b", ["champion"]), ("c", []),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -195,7 +174,7 @@ async def test_a_rule_is_checked_against_the_catalog(client, value, pointer, wor
     assert body["code"] == "invalid_rule"
     assert body["errors"][0]["pointer"] == pointer
     assert words in body["errors"][0]["detail"]
-    assert (await client.get("/v1/rules")).json() == {"rules": [], "next": None}
+    assert (await client.get("/v1/rules")).json() == {"rules": []}
 
 
 @pytest.mark.parametrize(
@@ -486,7 +465,7 @@ async def test_an_alias_gets_rules_while_a_history_is_read(client, service, monk
     assert "rules" not in response.json(), "it came before"
 
 
-async def test_a_page_is_of_one_moment(client, service, monkeypatch):
+async def test_a_list_of_rules_is_of_one_moment(client, service, monkeypatch):
     for name in ("x", "y"):
         await put(client, name, SUMMER)
 
@@ -495,8 +474,8 @@ async def test_a_page_is_of_one_moment(client, service, monkeypatch):
         return RuleInfo(**fields)
 
     monkeypatch.setattr("recsys.serving.rules.RuleInfo", deleted)
-    page = await client.get("/v1/rules")
-    assert [rule["name"] for rule in page.json()["rules"]] == ["x", "y"]
+    response = await client.get("/v1/rules")
+    assert [rule["name"] for rule in response.json()["rules"]] == ["x", "y"]
 
 
 async def test_a_change_that_is_given_up_replaces_no_later_one(client, service, monkeypatch):
@@ -519,7 +498,7 @@ async def test_a_change_that_is_given_up_replaces_no_later_one(client, service, 
     await put(client, "y", SUMMER)
     gate.set()
     await asyncio.to_thread(ended.wait, PATIENCE_S)
-    assert [rule.name for rule in rules.page("", 9).rules] == ["x", "y"]
+    assert [rule.name for rule in rules.all().rules] == ["x", "y"]
 
 
 async def test_rules_do_not_apply_to_similar_items(settings, recommender, running):
