@@ -50,7 +50,7 @@ class Scope(IntEnum):
 
     @property
     def word(self) -> str:
-        """The name in files and messages."""
+        """The name of the scope in files of keys and in messages."""
         return self.name.lower()
 
 
@@ -87,7 +87,7 @@ class Key(BaseModel):
 
     @property
     def may(self) -> Scope:
-        """The scope as a number."""
+        """The scope as a number, to compare with that of a route."""
         return Scope[self.scope.upper()]
 
     @property

@@ -115,12 +115,12 @@ class Tally:
                 never_shown=int(missing.sum()),
                 never_followed=int(ignored.sum()),
             ),
-            most_shown=self._first(shown, self._shown),
-            never_shown=self._first(missing, self._people),
-            never_followed=self._first(ignored, self._shown),
+            most_shown=self._largest(shown, self._shown),
+            never_shown=self._largest(missing, self._people),
+            never_followed=self._largest(ignored, self._shown),
         )
 
-    def _first(self, among: NDArray[np.bool_], by: NDArray[np.int64]) -> list[ItemFigures]:
+    def _largest(self, among: NDArray[np.bool_], by: NDArray[np.int64]) -> list[ItemFigures]:
         """Figures of the first items with the largest numbers."""
         items, catalog = np.flatnonzero(among), self._epoch.catalog
         return [
@@ -174,7 +174,7 @@ class DailyFigures:
     """Makes the figures of today, and keeps them for a while."""
 
     def __init__(self, models: Models, off_loop: OffLoop, not_history: Collection[str]) -> None:
-        """Without figures yet."""
+        """Nothing is read before somebody asks."""
         self._models, self._off_loop, self._not_history = models, off_loop, not_history
         self.cached: CachedResults[bytes] = CachedResults(KEPT_S)
 

@@ -72,7 +72,7 @@ class EventColumns:
         self.rows = self._room[: size + len(acts)]
 
     def by_type(self, value: Callable[[str], float]) -> NDArray[np.float64]:
-        """(events,) what a function says of the type of each."""
+        """(events,) float64: for each event, `value` of the name of its type."""
         values = np.array([value(name) for name in self.types], float)
         return np.asarray(values[self.rows["type"]])
 

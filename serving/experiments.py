@@ -69,11 +69,11 @@ class Experiment:
 
     @property
     def ends_ms(self) -> int:
-        """When it ends."""
+        """When it ends, in unix milliseconds."""
         return self.time_ms + self.body.days * DAY_MS
 
     def arm_of(self, user: str, salt: bytes) -> str:
-        """The alias that a user falls to."""
+        """The alias that answers a user: a place among the shares, by a hash with the salt."""
         key = f"{self.id}\0{user}".encode("utf-8", "surrogatepass")
         digest = hmac.digest(salt, key, "sha256")
         position = (
@@ -83,7 +83,7 @@ class Experiment:
         return self.aliases[bisect.bisect_right(ends[:-1], position)]
 
     def info(self) -> ExperimentInfo:
-        """Describe it as it is now."""
+        """The experiment on the wire, with its present status."""
         shares = zip(self.aliases, self.body.shares, strict=True)
         return ExperimentInfo(
             name=self.name,

@@ -66,7 +66,7 @@ class Model:
 
     @cached_property
     def version(self) -> str:
-        """Digest of the bundle."""
+        """Digest of the manifest of the bundle, as clients see it."""
         return self.recommender.manifest.digest
 
     @property
@@ -76,7 +76,7 @@ class Model:
 
     @property
     def batchers(self) -> list[Batcher[Work, Done]]:
-        """The queues."""
+        """The queues of the model; the last one is for much work."""
         return [self.batcher] if self.aside is None else [self.batcher, self.aside]
 
     def queue(self, work: float) -> Batcher[Work, Done]:

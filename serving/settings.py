@@ -48,7 +48,7 @@ def _default_store(fields: dict[str, Any]) -> Path:
 
 
 def default_keys() -> Path:
-    """The default file of keys."""
+    """The file of keys that is used if no other is named: `keys.json` beside the stores."""
     return Workspace.of("demo").home / "serving" / "keys.json"
 
 
@@ -217,7 +217,7 @@ class ServingSettings(BaseSettings):
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        """Hosts of pictures, in lower case."""
+        """Hosts from which the page may show pictures, in lower case."""
         return tuple(host.strip().lower() for host in (self.image_hosts or "").split(",") if host)
 
     @classmethod

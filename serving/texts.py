@@ -82,7 +82,7 @@ class Texts:
     """The text model that the settings name, its thread, the queue for it, and its formats."""
 
     def __init__(self, settings: ServingSettings) -> None:
-        """Make it; the model is loaded by `start`."""
+        """Take model and formats from the settings; `start` loads and compiles them."""
         self._folder, self._definitions = settings.explainer, settings.text_formats
         self._device = CPU if settings.device == AUTO else settings.device
         self._formats: dict[str, NamedFormat] = {}

@@ -75,7 +75,7 @@ class Trending:
         self.cached: CachedResults[Trends] = CachedResults(KEPT_S)
 
     async def __call__(self, store: Store) -> Trends:
-        """The trends.
+        """The trends of a store, about `KEPT_S` seconds old at most.
 
         Raises:
             StoreError: the store cannot be read.

@@ -70,7 +70,7 @@ async def write(body: TextsRequest, service: Ready) -> Response:
 
 
 async def _result(service: Service, body: RecommendationsRequest, request_id: str | None) -> bytes:
-    """The JSON of a `BatchResult`."""
+    """Answer one request of a batch: a `BatchResult` as JSON."""
     try:
         CALLER.get().charge(1)
         return b'{"status":200,"answer":' + await service.recommend(body) + b"}"

@@ -10,7 +10,7 @@ from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.events import (
     HistoryQuery,
     UserHistory,
-    page,
+    history_page,
 )
 from recsys.serving.service import Phase, Service
 
@@ -34,7 +34,7 @@ async def get_history(
 
     def written() -> Response:
         titles = _titles(service, {event.item for event in events})
-        return json_response(page(user_id, events, query.limit, titles))
+        return json_response(history_page(user_id, events, query.limit, titles))
 
     return await service.off_loop(written)
 

@@ -45,7 +45,7 @@ class Job:
 
     @cached_property
     def source(self) -> Users:
-        """The users."""
+        """The users to score, with their histories."""
         return Users(self.users, self.histories, self.not_history)
 
     @cached_property
@@ -73,7 +73,7 @@ class Job:
 
     @property
     def parts(self) -> int:
-        """Number of parts."""
+        """Number of parts of `part_rows` users; the last may have fewer."""
         return -(-len(self.source) // self.part_rows)
 
     def rows(self, part: int) -> tuple[int, int]:

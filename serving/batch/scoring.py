@@ -16,7 +16,7 @@ from recsys.serving.schemas.recommendations import note_code
 from recsys.serving.stores.records import TypedHistory
 from recsys.warm_up import warm_up
 
-ListedItem = tuple[str, float, Source]
+ScoredItem = tuple[str, float, Source]
 
 BATCH = 32
 SCHEMA = pa.schema(
@@ -70,7 +70,7 @@ class Scorer:
         ]
         body, known = self._job.body, self._recommender.retrieval is not None
         falls_back = known and not body.needs_model
-        lists: list[list[ListedItem]] = [[] for _ in ids]
+        lists: list[list[ScoredItem]] = [[] for _ in ids]
         requests: dict[int, RecommendRequest] = {}
         for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
             if history is None and not body.fallback:
@@ -100,5 +100,5 @@ class Scorer:
         )
 
 
-def _listed(recommendations: Sequence[Recommendation]) -> list[ListedItem]:
+def _listed(recommendations: Sequence[Recommendation]) -> list[ScoredItem]:
     return [(item.item_id, item.score, item.source) for item in recommendations]

@@ -8,8 +8,6 @@ from recsys.errors import ConfigError
 
 OBJECT_STORE_BYTES = 128 << 20  # replies are small; models are not in the object store
 
-ATTEMPTS = 5
-
 
 def import_ray() -> Any:
     """Import `ray` with its part `serve`.
@@ -36,13 +34,4 @@ def start_ray(ray: Any, **options: Any) -> None:
             "object_store_memory": OBJECT_STORE_BYTES,
             **options,
         }
-    for attempt in range(ATTEMPTS):
-        try:
-            ray.init(logging_level="warning", log_to_driver=False, **options)
-        except Exception as error:
-            # Ray gives its processes 30 seconds to start, which is short on a busy machine
-            if "timed out during startup" not in str(error) or attempt == ATTEMPTS - 1:
-                raise
-            ray.shutdown()
-        else:
-            return
+    ray.init(logging_level="warning", log_to_driver=False, **options)

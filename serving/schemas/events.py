@@ -173,10 +173,10 @@ class HistoryQuery(Query):
     )
 
 
-def page(
+def history_page(
     user_id: str, events: list[StoredEvent], limit: int, titles: dict[str, str]
 ) -> UserHistory:
-    """Convert a page of at most `limit` events, given the titles of items by id."""
+    """A page of at most `limit` events on the wire, given the titles of items by id."""
     last = events[-1] if len(events) == limit else None
     return UserHistory(
         user=user_id,

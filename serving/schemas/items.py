@@ -65,7 +65,7 @@ class Item(BaseModel):
 
     @classmethod
     def of(cls, catalog: "EpochCatalog", row: int) -> Self:
-        """An item of the catalog."""
+        """The item of a row of the catalog."""
         values = {
             "item_id": catalog.item_id(row),
             "title": catalog.title(row),

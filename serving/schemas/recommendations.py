@@ -169,7 +169,7 @@ class BatchRequest(Body):
 
 
 class RecommendedItem(BaseModel):
-    """One recommended item."""
+    """An item of an answer, with its score, its source and what else was asked for."""
 
     item_id: str
     score: float = Field(
@@ -194,7 +194,7 @@ class RecommendedItem(BaseModel):
         catalog: "EpochCatalog",
         include: Sequence[str],
     ) -> "Iterator[RecommendedItem]":
-        """Recommendations, ranked in their order."""
+        """Recommendations on the wire in their order, with the parts that `include` names."""
         for rank, item in enumerate(recommendations, start=1):
             values: dict[str, Any] = {
                 "item_id": item.item_id,
@@ -305,7 +305,7 @@ class DecodedTree(BaseModel):
 
     @classmethod
     def of(cls, trace: "Trace", first_tokens: Sequence[int]) -> "DecodedTree":
-        """What a page draws, given the token of code 0 at each level."""
+        """A trace of the library on the wire, given the token of code 0 at each level."""
         nodes = [
             DecodedNode.model_construct(
                 id=i,

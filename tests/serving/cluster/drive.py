@@ -226,15 +226,17 @@ def batch(bundles, scratch, k):
     return [part.read_bytes() == (scratch / "ray" / part.name).read_bytes() for part in parts]
 
 
-def start_proxy(ray, serve, options):
-    """Start Ray's own proxy; on a busy machine its process can miss Ray's minute."""
+def start(ray, serve, options):
+    """Start Ray and its own proxy; on a busy machine their processes can miss Ray's half minute."""
     for attempt in range(ATTEMPTS):
         try:
+            start_ray(ray, num_cpus=3)  # cores are counted, not measured
             serve.start(http_options=options)
-        except ray.exceptions.RayError:
+        except Exception:
+            serve.shutdown()
+            ray.shutdown()
             if attempt == ATTEMPTS - 1:
                 raise
-            serve.shutdown()
         else:
             return
 
@@ -246,9 +248,8 @@ def main():
     ray = import_ray()
     from ray import serve
 
-    start_ray(ray, num_cpus=3)  # cores are counted, not measured
+    start(ray, serve, cluster.config["http_options"])
     try:
-        start_proxy(ray, serve, cluster.config["http_options"])
         cluster.deploy()
         cluster.wait()
         saw = asyncio.run(drive(cluster, right))
