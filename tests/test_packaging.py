@@ -115,7 +115,7 @@ def test_the_version_has_an_entry_in_the_changelog():
     ("package", "reader", "call", "extra"),
     [
         ("psycopg", "serving.stores.postgres", repr, "postgres"),
-        ("ray.serve", "serving.cluster.ray", lambda ray: ray.import_ray("serve"), "ray"),
+        ("ray.serve", "serving.cluster.ray", lambda ray: ray.import_ray(), "ray"),
     ],
 )
 def test_a_missing_package_is_reported_with_its_extra(monkeypatch, package, reader, call, extra):

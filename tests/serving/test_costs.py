@@ -238,7 +238,6 @@ async def test_metrics_are_made_once_a_second(client, monkeypatch):
     [
         ("/v1/users/ada/history", 1),
         ("/v1/users/ada/history?limit=1000", 10),
-        ("/v1/rules?limit=200", 2),
         ("/v1/items?limit=200", 2),
         ("/v1/rank", 2),
     ],

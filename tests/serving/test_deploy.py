@@ -15,6 +15,7 @@ from recsys.config import Settings, fields_of
 from recsys.serving.api.routes import find_route
 from recsys.serving.errors import KINDS
 from recsys.serving.metrics import STAGES, Metrics
+from recsys.serving.models import Models
 from recsys.serving.settings import ENV_PREFIX, ServingSettings
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ SERVING = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 def metric_names():
     """Families, and the names that their samples have."""
     found = set()
-    for family in Metrics().registry.collect():
+    for family in (*Metrics().registry.collect(), *Models().collect()):
         found.add(family.name)
         endings = {
             "counter": ("_total",),
@@ -175,7 +176,8 @@ def labels_of(name):
     for metric, names in Metrics().registry._collector_to_names.items():
         if name in names:
             return set(metric._labelnames)
-    return set()  # of a collector that is read on request, or of the process
+    of_models = {family.name: {*family._labelnames} for family in Models().collect()}
+    return of_models.get(name, set())  # others are those of the process
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
