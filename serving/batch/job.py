@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from recsys.artifacts import read_manifest
+from recsys.config import explain
 from recsys.errors import ConfigError
 from recsys.serving.batch.users import Users
 from recsys.serving.schemas.recommendations import RecommendationsRequest
@@ -67,9 +68,7 @@ class Job:
                 json.dumps({**self.request, "history": []})
             )
         except ValidationError as error:
-            first_error = error.errors()[0]
-            field = ".".join(str(part) for part in first_error["loc"]) or "request"
-            raise ConfigError(f"--request: {field}: {first_error['msg']}") from error
+            raise ConfigError(explain(error, RecommendationsRequest, "--request")) from error
 
     @property
     def parts(self) -> int:

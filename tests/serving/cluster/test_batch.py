@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from recsys.artifacts import read_manifest, verify, write_artifact
 from recsys.cli import app, main
 from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked, Events, write_events
-from recsys.errors import ArtifactError, DataError, LockedError
+from recsys.errors import ArtifactError, ConfigError, DataError, LockedError
 from recsys.interactions import Behaviour, Histories
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
@@ -203,6 +203,8 @@ def test_another_run_finishes_a_killed_one_with_the_same_bytes(bundles, tmp_path
     assert len(list(out.glob("part-*.parquet"))) == 5
     refused = CliRunner().invoke(app, [*options, str(out), "--workers", "2"])
     assert "add --engine ray" in str(refused.exception)
+    with pytest.raises(ConfigError, match=r"--request\.k: .* found 999"):
+        _ = Job(bundles / "one", users, None, {"k": 999}).body
     done = CliRunner().invoke(app, [*options, str(out)], catch_exceptions=False)
     assert json.loads(done.stdout)["scored"] == 200 - 10 * 5
     assert table_of(out)["user_id"].to_pylist() == ids
