@@ -179,8 +179,8 @@ class Entrance:
             return
         start, arrived = time.perf_counter(), asyncio.get_running_loop().time()
         headers = Headers(scope=scope)
-        given = headers.get(REQUEST_ID, "")
-        request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
+        sent_id = headers.get(REQUEST_ID, "")
+        request_id = sent_id if _GOOD_ID.fullmatch(sent_id) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         inner, is_head = scope, scope["method"] == "HEAD"

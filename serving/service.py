@@ -358,16 +358,16 @@ class Service:
         may_fall_back = recommender.retrieval is not None and not request.boosts
         if asked.unusual is None or not may_fall_back or asked.body.needs_model:
             return await self._decode(asked, request)
-        found = await self.off_loop(recommender.fallback, request)
-        sources = (item.source for item in found.recommendations if item.source != "pinned")
+        listed = await self.off_loop(recommender.fallback, request)
+        sources = (item.source for item in listed.recommendations if item.source != "pinned")
         self.metrics.fallbacks.labels(next(sources, "popular")).inc()
-        if not found.is_short(request.k):
-            return Answered(found, is_fallback=True)
+        if not listed.is_short(request.k):
+            return Answered(listed, is_fallback=True)
         try:
-            more = await self._decode(asked, request.after(found))
+            more = await self._decode(asked, request.after(listed))
         except QueueFullError:
-            return Answered(found, is_fallback=True)  # a short list is better than none
-        result = await self.off_loop(found.followed_by, more.result)
+            return Answered(listed, is_fallback=True)  # a short list is better than none
+        result = await self.off_loop(listed.followed_by, more.result)
         return Answered(result, more.decoded, is_fallback=True)
 
     async def _respond(

@@ -155,12 +155,12 @@ class Texts:
         """Write a text, the most probable token at a time."""
         from recsys.text.sample import sample_text
 
-        form, prompt = self._formats[body.format], model.encode(body.prompt)
+        named, prompt = self._formats[body.format], model.encode(body.prompt)
         if len(prompt) > MAX_PROMPT:
             raise RequestError(
                 f"the prompt has {len(prompt):,} tokens; the limit is {MAX_PROMPT:,}"
             )
-        with form.constraint() as constraint:
+        with named.constraint() as constraint:
             (written,) = sample_text(
                 model.model,
                 [prompt],
@@ -176,7 +176,7 @@ class Texts:
             tokens=len(written.tokens),
             forced_tokens=written.forced,
         )
-        if form.is_json and written.finished:
+        if named.is_json and written.finished:
             with suppress(MalformedError):  # such as a number beyond floating point
                 answer.value = parse(text.encode())
         return answer

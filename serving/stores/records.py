@@ -75,7 +75,7 @@ def parts_of_history(
     ([('b', 'view')], ('a',))
     """
     parts: list[tuple[str, str | None]] = []
-    kept, taken_back = set[str](), set[str]()
+    with_part, taken_back = set[str](), set[str]()
     hidden: dict[str, None] = {}
     signs: dict[str | None, Sign] = {None: Sign.PART}
     for item, name in events:
@@ -83,10 +83,10 @@ def parts_of_history(
             signs[name] = sign_of(name or "", not_history)
         if signs[name] is Sign.PART and item not in taken_back:
             parts.append((item, name))
-            kept.add(item)
+            with_part.add(item)
         elif signs[name] in (Sign.RETURN, Sign.DISLIKE):
             taken_back.add(item)
-            if signs[name] is Sign.DISLIKE or item not in kept:
+            if signs[name] is Sign.DISLIKE or item not in with_part:
                 hidden[item] = None
     return parts, tuple(hidden)
 
