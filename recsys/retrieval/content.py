@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.dataset import ITEM_COLUMNS
+from recsys.semantic_ids.words import attribute_terms
 
 COMMONEST = 5000  # terms of more items are left out: they distinguish little and cost much
 
@@ -83,7 +84,7 @@ class ContentIndex:
             None if no term describes several items.
         """
         parts, terms = [], []
-        for documents in (_words(items), _attribute_values(items)):
+        for documents in (_words(items), _attribute_terms(items)):
             vectorizer = _vectorizer(min_df=2, max_df=COMMONEST)
             try:
                 parts.append(vectorizer.fit_transform(documents))
@@ -98,7 +99,7 @@ class ContentIndex:
 
     def encode(self, items: pa.Table) -> sparse.csr_array:
         """(n, terms) rows of items that were added later, a table with the same columns."""
-        parts = [self.words.encode(_words(items)), self.values.encode(_attribute_values(items))]
+        parts = [self.words.encode(_words(items)), self.values.encode(_attribute_terms(items))]
         return unit_rows(sparse.csr_array(sparse.hstack(parts, format="csr")))
 
     @cached_property
@@ -147,15 +148,13 @@ def _words(items: pa.Table) -> list[list[str]]:
     ]
 
 
-def _attribute_values(items: pa.Table) -> list[list[str]]:
-    """`attribute=value` terms of each item."""
-    terms: list[list[str]] = [[] for _ in range(items.num_rows)]
-    for name in items.column_names:
-        kind = items[name].type
-        kind = kind.value_type if pa.types.is_list(kind) else kind
-        if name in ITEM_COLUMNS or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            continue
-        for own, value in zip(terms, items[name].to_pylist(), strict=True):
-            values = value if isinstance(value, list) else [value]
-            own.extend(f"{name}={v}" for v in values if v not in (None, ""))
-    return terms
+def _attribute_terms(items: pa.Table) -> list[list[str]]:
+    """`attribute=value` terms of each item, from columns that are not numeric."""
+    kinds = zip(items.column_names, items.schema.types, strict=True)
+    return attribute_terms(items, {*ITEM_COLUMNS, *(name for name, of in kinds if _is_number(of))})
+
+
+def _is_number(of: pa.DataType) -> bool:
+    """Whether it is a type of numbers, or of lists of them."""
+    of = of.value_type if pa.types.is_list(of) else of
+    return bool(pa.types.is_integer(of) or pa.types.is_floating(of))

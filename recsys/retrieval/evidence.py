@@ -30,8 +30,9 @@ from recsys.retrieval.reranker import (
     TARGET_POPULARITY,
     rank_of,
 )
-from recsys.retrieval.rows import Entries, WeightedItems, unit
+from recsys.retrieval.rows import Entries, WeightedItems
 from recsys.retrieval.vectors import largest, product
+from recsys.semantic_ids.words import unit_rows
 
 if TYPE_CHECKING:
     from recsys.retrieval.retrieval import Retrieval
@@ -144,7 +145,7 @@ class Evidence:
             decay, most = retrieval.item_item.decay, size + len(later)
             own = WeightedItems.decayed(self.histories, most, decay, is_later)
             scores = scores + replace(own, items=own.items - size).dense(later.content)
-        return unit(scores)
+        return unit_rows(scores)
 
     @cached_property
     def cosines(self) -> NDArray[np.float32]:

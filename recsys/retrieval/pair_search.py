@@ -25,7 +25,7 @@ ERRORS = 2.0  # standard errors by which the best of all trials must exceed `DIR
 
 
 def search_rules(
-    histories: Histories, num_items: int, examples: Examples, end: float = np.inf, seed: int = 0
+    histories: Histories, num_items: int, examples: Examples, end: float = np.inf
 ) -> PairRules:
     """The best of `TRIALS` random rules by NDCG@10 without seen items.
 
@@ -36,7 +36,6 @@ def search_rules(
         num_items: items of the catalog.
         examples: validation users with one target each.
         end: when the search ends at the latest, by `time.monotonic`.
-        seed: of the trials.
     """
     examples = examples.sample(USERS)
     if len(examples) < LEAST_USERS:
@@ -45,7 +44,7 @@ def search_rules(
     age = np.repeat(whole.offsets[1:], whole.lengths) - 1 - np.arange(len(whole.items))
     latest = replace(whole.where(age < LATEST), hidden=whole.left_out(exclude_seen=True))
     examples = replace(examples, histories=latest)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     end = min(end, time.monotonic() + SECONDS)
     widest = max(DIRECTIONAL.window, MOST_PAIRS // max(1, len(histories.items)))
     best = DIRECTIONAL

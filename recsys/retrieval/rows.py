@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.interactions import Histories
+from recsys.semantic_ids.words import unit_rows
 
 
 def blocked_items(
@@ -123,7 +124,7 @@ class WeightedItems:
         if len(filled):
             own = self.weights[:, None] * vectors[self.items]
             whole[filled] = np.add.reduceat(own, first, axis=0)
-        return unit(whole)
+        return unit_rows(whole)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,10 +190,3 @@ class Entries:
         dense = np.zeros(self.shape, np.float32)
         dense.reshape(-1)[self.keys] = self.values
         return dense
-
-
-def unit(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
-    """(n, D) rows of length 1, or 0."""
-    length = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
-    scaled = np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
-    return np.asarray(scaled.astype(np.float32))

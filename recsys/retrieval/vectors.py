@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys.semantic_ids.words import unit_rows
+
 BLOCK = 16  # queries that are multiplied together
 
 
@@ -27,9 +29,7 @@ class VectorIndex:
     @classmethod
     def of(cls, vectors: NDArray[np.floating[Any]]) -> VectorIndex:
         """Make an index from vectors of any length."""
-        length = np.linalg.norm(vectors, axis=1, keepdims=True)
-        unit = np.divide(vectors, length, out=np.zeros(vectors.shape, np.float32), where=length > 0)
-        return cls(np.ascontiguousarray(unit, np.float32))
+        return cls(np.ascontiguousarray(unit_rows(vectors)))
 
 
 def product(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ from recsys.errors import ConfigError, DataError
 from recsys.interactions import Histories
 from recsys.semantic_ids.collaborative import ppmi_block, predict, sasrec_block
 from recsys.semantic_ids.settings import FeatureConfig
-from recsys.semantic_ids.words import Words, fit_words, unit_rows
+from recsys.semantic_ids.words import Words, attribute_terms, fit_words, unit_rows
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class FeatureEncoder:
         if "attributes" in self.blocks:
             columns, values = items.select(self.columns), None
             if self.values is not None:
-                values = self.values.encode(_values(columns, self.numbers))
+                values = self.values.encode(attribute_terms(columns, self.numbers))
             block = _attribute_rows(columns, self.numbers, values)
             parts["attributes"] = self.weights["attributes"] * block
         if "collaborative" in self.blocks:
@@ -103,7 +103,7 @@ class FeatureEncoder:
         if "attributes" in self.blocks:
             columns = items.select(self.columns)
             if self.values is not None:
-                parts.append(self.values.common(_values(columns, self.numbers)))
+                parts.append(self.values.common(attribute_terms(columns, self.numbers)))
             parts.append(sparse.csr_array(_attribute_rows(columns, self.numbers, None)))
         return sparse.csr_array(sparse.hstack(parts, format="csr"))
 
@@ -226,7 +226,7 @@ def _fit_attributes(
         for name in columns.column_names
         if pa.types.is_integer(columns[name].type) or pa.types.is_floating(columns[name].type)
     }
-    documents, words = _values(columns, numbers), None
+    documents, words = attribute_terms(columns, numbers), None
     block = np.zeros((columns.num_rows, 0), np.float32)
     if any(documents):
         block, words = fit_words(False, documents, dim, seed)
@@ -246,18 +246,6 @@ def _attribute_rows(
     if not parts:
         return np.zeros((columns.num_rows, 0), np.float32)
     return np.asarray(np.concatenate(parts, axis=1) / np.sqrt(len(parts)), np.float32)
-
-
-def _values(columns: pa.Table, numbers: dict[str, tuple[float, float]]) -> list[list[str]]:
-    """`attribute=value` words of each item, from all columns that are not numeric."""
-    words: list[list[str]] = [[] for _ in range(columns.num_rows)]
-    for name in columns.column_names:
-        if name in numbers:
-            continue
-        for row, value in zip(words, columns[name].to_pylist(), strict=True):
-            values = value if isinstance(value, list) else [value]
-            row.extend(f"{name}={v}" for v in values if v is not None and v != "")
-    return words
 
 
 def _texts(items: pa.Table) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -142,6 +144,16 @@ def _spectrum(rows: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[n
     squares, turn = np.linalg.eigh((rows.T @ rows).astype(np.float64))
     keep = np.flatnonzero(squares > squares.max(initial=0) * 1e-6)[::-1]
     return turn[:, keep].astype(np.float32), np.sqrt(squares[keep]).astype(np.float32)
+
+
+def attribute_terms(items: pa.Table, left_out: Container[str]) -> list[list[str]]:
+    """`attribute=value` terms of each item, from all columns but those that are left out."""
+    terms: list[list[str]] = [[] for _ in range(items.num_rows)]
+    for name in (name for name in items.column_names if name not in left_out):
+        for own, value in zip(terms, items[name].to_pylist(), strict=True):
+            values = value if isinstance(value, list) else [value]
+            own.extend(f"{name}={v}" for v in values if v is not None and v != "")
+    return terms
 
 
 def unit_rows(matrix: NDArray[np.floating]) -> NDArray[np.float32]:
