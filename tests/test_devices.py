@@ -14,23 +14,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from oracles import byte_level_tokenizer, random_catalog, random_prompts, tiny_model
+from decodes import DRAFT, PROMPTS, REQUESTS, ROWS, SEARCHES, TARGET, TRIE, assert_same
+from oracles import byte_level_tokenizer, tiny_model
 from starlette.testclient import TestClient
 from toy_bundle import wait_until_ready
 
 from recsys import devices, loading
 from recsys.config import Settings
-from recsys.constraint import ItemTrie
-from recsys.constraint.boost import Boost
-from recsys.constraint.mask import RowMask
-from recsys.decoding import (
-    ModelDrafter,
-    SearchRequest,
-    beam_search,
-    complete,
-    score_rows,
-    speculative_beam_search,
-)
+from recsys.decoding import ModelDrafter, score_rows
 from recsys.decoding.captures import Captures
 from recsys.devices import faster_device
 from recsys.evaluation import gate
@@ -289,61 +280,26 @@ def test_training_does_not_measure_where_the_device_is_clear(
 
 # Decoding: the same values as on the CPU.
 
-RNG = np.random.default_rng(0)
-TRIE = ItemTrie.build(random_catalog(RNG, 300, 4))
-TARGET = tiny_model("llama-gqa", dtype=torch.float64)
-DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
-PROMPTS = random_prompts(RNG, 5, 24)
-ROWS = [RNG.integers(0, TRIE.num_rows, 9) for _ in PROMPTS]
-MASK = RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.5)
-BOOST = Boost.of(TRIE, RNG.random(TRIE.num_items).astype(np.float32))
-PLAIN = SearchRequest(PROMPTS)
-FULL = SearchRequest(
-    PROMPTS, exclude=ROWS, masks=[MASK, None, MASK, None, MASK],
-    boosts=[None, BOOST, BOOST, None, None], candidates=ROWS,
-)  # fmt: skip
-DRAWN = SearchRequest(PROMPTS, exclude=ROWS, seeds=range(5))
-K = 6
-WAYS = {
-    "beam": lambda target, draft, request: beam_search(target, request, TRIE, K),
-    "exhaustive": lambda target, draft, request: speculative_beam_search(
-        target, None, request, TRIE, K
-    ),
-    "draft": lambda target, draft, request: speculative_beam_search(
-        target, ModelDrafter(draft, 20), request, TRIE, K
-    ),
-    "complete": lambda target, draft, request: complete(
-        target, beam_search(target, request, TRIE, K), request, TRIE
-    ),
-    "relaxed": lambda target, draft, request: speculative_beam_search(
-        target, ModelDrafter(draft, 20), request, TRIE, K, "relaxed"
-    ),
-}
-CASES = [(way, request) for way in WAYS for request in ("plain", "full") if way != "relaxed"]
-CASES += [(way, "drawn") for way in ("beam", "exhaustive", "draft", "relaxed")]
-REQUESTS = {"plain": PLAIN, "full": FULL, "drawn": DRAWN}
+SEARCHED = [(search, r) for search in SEARCHES for r in ("plain", "all") if search != "relaxed"]
+SEARCHED += [(search, "sampled") for search in ("beam", "exhaustive", "draft", "relaxed")]
 
 
 def on_gpu(model):
     return copy.deepcopy(model).to("cuda")
 
 
-@pytest.mark.parametrize(("way", "request_"), CASES, ids=[f"{w}-{r}" for w, r in CASES])
-def test_a_search_finds_there_what_it_finds_on_the_cpu(claimed_gpu, way, request_):
-    search, request = WAYS[way], REQUESTS[request_]
-    expected = search(TARGET, DRAFT, request)
+@pytest.mark.parametrize(("search", "request_"), SEARCHED, ids=["-".join(s) for s in SEARCHED])
+def test_a_search_finds_there_what_it_finds_on_the_cpu(claimed_gpu, search, request_):
+    request = REQUESTS[request_]
+    expected = SEARCHES[search](TARGET, ModelDrafter(DRAFT, 20), request)
     with claimed_gpu():
-        models = [TreeModel(on_gpu(model)) for model in (TARGET, DRAFT)]
+        target, draft = (TreeModel(on_gpu(model)) for model in (TARGET, DRAFT))
         for kept in (False, True, True):
-            if kept and models[0].prefixes is None:
-                for model in models:
-                    model.keep_prefixes(1 << 20)
-            found = search(*models, request)
-            for name in ("tokens", "rows", "scores", "is_global", "candidate_scores"):
-                mine, theirs = getattr(found, name), getattr(expected, name)
-                assert (mine is None) == (theirs is None)
-                if mine is not None:
-                    torch.testing.assert_close(mine.cpu(), theirs, atol=1e-10, rtol=0)
+            if kept and target.prefixes is None:
+                target.keep_prefixes(1 << 20)
+                draft.keep_prefixes(1 << 20)
+            found = SEARCHES[search](target, ModelDrafter(draft, 20), request)
+            assert_same(found, expected, atol=1e-10, rtol=0)
 
 
 def test_scores_of_rows(claimed_gpu):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
-from recsys.decoding import SearchRequest, beam_search, speculative_beam_search
+from recsys.decoding import beam_search, speculative_beam_search
 from recsys.decoding.beam import finish
 from recsys.decoding.expand import Frontier, Step
 
@@ -45,26 +45,6 @@ def scripted(rows, vocabulary=None):
     largest = max(max(row) for row in rows)
     script = exactness.Script(7, vocabulary or largest + 2, 1 << 20)
     return exactness.ScriptedModel(script), ItemTrie.build(np.array(rows))
-
-
-def test_an_excluded_row_does_not_come_back_with_a_certificate():
-    model, trie = scripted([[0, 1, 2, 1], [0, 1, 2, 2], [2, 0, 2, 1]])
-    request = SearchRequest([[1, 2]], exclude=[[0, 2]])
-    for search in (beam_search, lambda *a: speculative_beam_search(a[0], None, *a[1:])):
-        found = search(model, request, trie, 3)
-        assert found.rows.tolist() == [[1, -1, -1]]
-        assert found.tokens[0].tolist() == [[0, 1, 2, 2], [-1] * 4, [-1] * 4]
-        assert found.certificates == ["global-exact"]
-
-
-def test_excluded_rows_do_not_push_allowed_rows_out():
-    many = [[0, 1, 5, t] for t in range(30)]
-    three, seven = [[1, 0, 2, t] for t in range(3)], [[a, 0, 3, a] for a in range(2, 9)]
-    model, trie = scripted([*many, *three, *seven])
-    allowed = [7, 30, 31, 32]
-    excluded = [row for row in range(40) if row not in allowed]
-    found = beam_search(model, SearchRequest([[1, 2]], exclude=[excluded]), trie, 10)
-    assert sorted(found.rows[0].tolist()) == [-1] * 6 + allowed
 
 
 @pytest.mark.parametrize("num_beams", [2, 4, 9])
