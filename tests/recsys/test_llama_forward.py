@@ -9,15 +9,12 @@ import torch
 import transformers
 from launches import Counting, machine_code
 from oracles import EPSILON, assert_as_exact, exact_twin, tiny_model
+from token_trees import TREES, Tree
 
 from recsys.models import llama
 from recsys.models.graphs import PassGraphs, PassShape
-from recsys.models.mask import prompt_mask, tree_mask
 from recsys.models.tree_forward import TreeModel
 
-PROMPTS = [[5, 9, 2, 7, 11, 13, 3, 8, 21, 30, 17], [4, 40, 6, 12], [33]]
-PARENTS = [-1, -1, 0, 0, 1, 2, 4, 5]
-SLOTS = 16  # of the prompts, and of the nodes
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4,
 }  # fmt: skip
@@ -68,105 +65,37 @@ def shaken(model):
     return model
 
 
-def plain(model, tokens):
-    """(S, vocabulary) logits of one sequence, by transformers alone, with masks of its own."""
-    with torch.inference_mode():
-        return model(torch.tensor([tokens]), use_cache=False).logits[0]
-
-
-def path(node):
-    """Nodes from a root to this one."""
-    return ([] if PARENTS[node] < 0 else path(PARENTS[node])) + [node]
-
-
-def node_tokens(request):
-    return [(11 * request + 7 * node + 3) % 60 + 1 for node in range(len(PARENTS))]
-
-
-def tree_logits(ready, order):
-    """Logits of padded prompts, and of the tree's nodes whose slots are in a given order."""
-    longest, batch = max(map(len, PROMPTS)), len(PROMPTS)
-    tokens = torch.tensor([p + [p[-1]] * (longest - len(p)) for p in PROMPTS])
-    lengths = torch.tensor([len(p) for p in PROMPTS])
-    places = torch.arange(longest).minimum(lengths[:, None] - 1)
-    depths = torch.tensor([len(path(node)) for node in range(len(PARENTS))])
-    by_slot = torch.empty(SLOTS, dtype=torch.int64).fill_(1)
-    ancestors = torch.zeros(batch, len(PARENTS), SLOTS, dtype=torch.bool)
-    for node in range(len(PARENTS)):
-        by_slot[order[node]] = depths[node]
-        ancestors[:, node, [order[n] for n in path(node)]] = True
-    with ready.pool.lend(batch, longest, SLOTS) as cache:
-        first = ready.forward(
-            tokens,
-            places,
-            lambda window: prompt_mask(places, SLOTS, window=window, dtype=ready.dtype),
-            cache,
-            write=places,
-            view=SLOTS,
-        )
-        nodes = ready.forward(
-            torch.tensor([node_tokens(b) for b in range(batch)]),
-            lengths[:, None] + depths - 1,
-            lambda window: tree_mask(
-                ancestors, lengths, SLOTS, depth=depths.expand(batch, -1),
-                node_depth=by_slot.expand(batch, -1), window=window, dtype=ready.dtype,
-            ),
-            cache,
-            write=SLOTS + torch.tensor(order).expand(batch, -1),
-            view=2 * SLOTS,
-            rows=torch.arange(len(PARENTS)).flip(0).expand(batch, -1),
-        ).flip(1)  # fmt: skip
-    return first, nodes
-
-
-def by_transformers(model):
-    """Logits of the prompts, then of every path of the tree: one plain forward of each."""
-    prompts = [plain(model, prompt) for prompt in PROMPTS]
-    nodes = [
-        plain(model, p + [node_tokens(b)[n] for n in path(node)])[-1]
-        for b, p in enumerate(PROMPTS)
-        for node in range(len(PARENTS))
-    ]
-    return torch.cat([*prompts, torch.stack(nodes)])
-
-
-def by_tree(ready, order):
-    """The same logits by two tree passes."""
-    first, nodes = tree_logits(ready, order)
-    prompts = [first[b, : len(prompt)] for b, prompt in enumerate(PROMPTS)]
-    return torch.cat([*prompts, nodes.flatten(0, 1)])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_those_of_transformers(variant, dtype):
-    exact = by_transformers(shaken(VARIANTS[variant]()).double())
+    exact_model = shaken(VARIANTS[variant]()).double()
     model = shaken(VARIANTS[variant]()).to(dtype)
-    theirs = by_transformers(model)
+    trees = [Tree(parents, seed) for seed, parents in enumerate(TREES.values())]
+    before = [tree.by_plain_forwards(model) for tree in trees]
     ready = TreeModel(model, own_forward=True)
     assert ready.native is None
     # In float64 the other way is the exact one.
     close = {} if dtype == torch.float32 else {"ulps": 1e-12 / EPSILON}
-    for order in ([0, 1, 2, 3, 4, 5, 6, 7], [9, 3, 15, 0, 4, 12, 7, 1]):
-        assert_as_exact(by_tree(ready, order), theirs, exact, **close)
-    assert_as_exact(by_transformers(model), theirs, exact, **close)  # its parameters are views now
+    for tree, theirs in zip(trees, before, strict=True):
+        exact = tree.by_plain_forwards(exact_model)
+        assert_as_exact(tree.by_tree_passes(ready), theirs, exact, **close)
+        # its parameters are views now
+        assert_as_exact(tree.by_plain_forwards(model), theirs, exact, **close)
 
 
 def as_transformers(ready, model):
-    """Check the logits of the first prompt in a tree pass against plain forwards of a model."""
-    found = tree_logits(ready, list(range(8)))[0][0]
-    theirs, exact = (plain(m, PROMPTS[0]) for m in (model, exact_twin(model)))
-    assert_as_exact(found, theirs, exact)
+    """Check the logits of tree passes against plain forwards of a model."""
+    tree = Tree(TREES["wide"], 0)
+    theirs, exact = (tree.by_plain_forwards(m) for m in (model, exact_twin(model)))
+    assert_as_exact(tree.by_tree_passes(ready), theirs, exact)
 
 
 @pytest.mark.parametrize("variant", ["llama-gqa", "qwen2", "qwen3-sliding"])
 def test_bfloat16_logits_are_rounded_alike(variant):
-    model = shaken(VARIANTS[variant]()).bfloat16()
-    expected = [plain(model, prompt) for prompt in PROMPTS]
-    first, _ = tree_logits(TreeModel(model, own_forward=True), list(range(8)))
-    for b, prompt in enumerate(PROMPTS):
-        difference = (first[b, : len(prompt)] - expected[b]).abs().max()
-        assert difference <= 2**-6 * expected[b].abs().max()
+    model, tree = shaken(VARIANTS[variant]()).bfloat16(), Tree(TREES["wide"], 0)
+    expected = tree.by_plain_forwards(model)
+    found = tree.by_tree_passes(TreeModel(model, own_forward=True))
+    assert (found - expected).abs().max() <= 2**-6 * expected.abs().max()
 
 
 def test_weights_are_held_once_and_followed():
@@ -211,11 +140,12 @@ def test_merged_models_are_saved_whole(tmp_path):
 
 def test_captured_passes_have_the_same_logits():
     model = TreeModel(tiny_model("llama-gqa"), own_forward=True)
-    expected = by_tree(model, list(range(8)))
-    exact = by_transformers(tiny_model("llama-gqa", dtype=torch.float64))
+    tree = Tree(TREES["wide"], 0)
+    expected = tree.by_tree_passes(model)
+    exact = tree.by_plain_forwards(tiny_model("llama-gqa", dtype=torch.float64))
     graphs = PassGraphs.attach(model, batch=4, slots=64)
     graphs.warm_up([PassShape(4, 16, 64, 16)])
-    found = by_tree(model, list(range(8)))
+    found = tree.by_tree_passes(model)
     assert graphs.statistics().replays == 2
     assert_as_exact(found, expected, exact)
 
@@ -369,7 +299,8 @@ def test_kernels_compile_for_a_gpu(name, tmp_path, monkeypatch):
 
     monkeypatch.setattr(llama, "find_kernels", lambda *_: layer_kernels)
     monkeypatch.setattr(layer_kernels, "launch", note)
-    tree_logits(TreeModel(tiny_model(name, dtype=torch.bfloat16), own_forward=True), range(8))
+    ready = TreeModel(tiny_model(name, dtype=torch.bfloat16), own_forward=True)
+    Tree(TREES["wide"], 0).by_tree_passes(ready)
     assert len(launched) == 4  # two norms, without and with an addition before them
     for (kernel, constants), arguments in launched.items():
         assert len(machine_code(kernel, arguments, dict(constants))) > 1000
