@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import PATIENCE_S, assert_as_exact, tiny_model
-from toy_bundle import counted_codes, items_table, write_bundle
+from toy_bundle import counted_codes, items_table, log_probs, write_bundle
 
 from recsys.artifacts import read_manifest
 from recsys.bundle import PROMPTS, TARGET, Bundle
@@ -94,15 +94,8 @@ def ask(recommender, history, k=10, **options):
 
 
 def brute_force(recommender, history):
-    """log p of every item after a history, by one plain forward an item."""
-    vocabulary = Vocabulary.from_levels(LEVELS)
-    kept = history[int(PROMPT.start(len(history))) :]
-    prompt = [*vocabulary.prefix, *vocabulary.encode(CODES[kept]).reshape(-1).tolist()]
-    answers = torch.tensor(vocabulary.encode(CODES))
-    tokens = torch.cat([torch.tensor(prompt).expand(ITEMS, -1), answers], dim=1)
-    with torch.inference_mode():
-        logits = recommender.model(tokens).logits[:, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1).gather(2, answers[:, :, None]).sum((1, 2)).numpy()
+    """log p of every item after a history."""
+    return log_probs(recommender, history[int(PROMPT.start(len(history))) :])
 
 
 # A beam as wide as the catalog leaves nothing out.

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles import assert_as_exact, exact_scores, random_catalog, tiny_model
+from oracles import assert_as_exact, exact_scores, tiny_model
+from search_suite import BROKEN, CATALOG, CLEAN, MIXED, beside_beams, broken_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import (
@@ -22,9 +23,7 @@ from recsys.errors import NonFiniteError
 from recsys.models.tree_forward import TreeModel
 from recsys.text import BeamSettings, generate_text, sample_text
 
-BROKEN = 63  # a token that only histories hold
-CATALOGUE = random_catalog(np.random.default_rng(0), 60, 4, 60)
-TRIE = ItemTrie.build(CATALOGUE)
+TRIE = ItemTrie.build(CATALOG)
 
 
 class AnyText:
@@ -45,20 +44,13 @@ class AnyText:
         return [[] for _ in states]
 
 
-CLEAN = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5], [9, 8, 7, 6, 5, 4, 3]]
-MIXED = [CLEAN[0], [7, 7, BROKEN, 5, 6], CLEAN[1], [BROKEN], CLEAN[2]]
-
-
 def test_the_error_is_the_same_behind_a_process():
     error = pickle.loads(pickle.dumps(NonFiniteError([1, 3])))
     assert (error.requests, str(error)) == ((1, 3), str(NonFiniteError([1, 3])))
 
 
 def model(value=float("nan")):
-    broken = tiny_model("llama", 64, seed=3)
-    with torch.no_grad():
-        broken.model.embed_tokens.weight[BROKEN] = value
-    return broken
+    return broken_model(BROKEN, value, torch.float32)
 
 
 SEARCHES = {
@@ -116,15 +108,8 @@ def test_prompts_that_are_not_finite_are_never_stored():
 @pytest.mark.parametrize("bad", [0, 1, 9])
 def test_tokens_outside_all_beams_are_never_run(way, bad):
     """Places without a beam once ran another token, whose keys could break the request."""
-    good = [[2, 3, 4], [2, 3, 5], [7, 3, 4]]
-    rows = sorted([*good, *([bad, 3, 4 + i] for i in range(3)), [2, bad, 4], [7, 3, bad]])
-    trie = ItemTrie.build(rows)
-    broken = tiny_model("llama", 64, seed=3)
-    with torch.no_grad():
-        broken.model.embed_tokens.weight[bad] = float("nan")
-    exclude = [[i for i, row in enumerate(rows) if row not in good]] * 2
-    expected = sorted(i for i, row in enumerate(rows) if row in good)
-    request = SearchRequest([[2, 3], [4, 5, 6, 7]], exclude=exclude)
+    broken = broken_model(bad, dtype=torch.float32)
+    trie, request, expected = beside_beams(bad)
     if way == "candidates":
         request = replace(request, candidates=[expected, expected[:1]])
         found = beam_search(broken, request, trie, 8)

@@ -3,17 +3,15 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_bundle import counted_codes, items_table, write_bundle
+from toy_bundle import counted_codes, items_table, log_probs, write_bundle
 
 from recsys.errors import FilterError, RuleError
 from recsys.interactions import Histories
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.rules import Rule, apply_rules
-from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS = 60, (5, 4, 3)
 CODES = counted_codes(ITEMS, LEVELS)
@@ -83,22 +81,11 @@ def blending(tmp_path_factory):
     return build(tmp_path_factory.mktemp("rules") / "bundle", CODES, reranker)
 
 
-def log_probs(recommender):
-    """log p of every item after the history, by one plain forward an item."""
-    vocabulary, codes = Vocabulary.from_levels(LEVELS), recommender.catalog.codes
-    prompt = [*vocabulary.prefix, *vocabulary.encode(codes[HISTORY]).reshape(-1).tolist()]
-    answers = torch.tensor(vocabulary.encode(codes))
-    tokens = torch.cat([torch.tensor(prompt).expand(ITEMS, -1), answers], dim=1)
-    with torch.inference_mode():
-        logits = recommender.model(tokens).logits[:, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1).gather(2, answers[:, :, None]).sum((1, 2)).tolist()
-
-
 def blended(recommender):
     """The score of every item after the history: `BLEND` of log(1 + p / .001) and of its share."""
     weights = recommender.retrieval.item_item.weights.toarray()[HISTORY]
     evidence = 0.6 ** np.arange(len(HISTORY))[::-1] @ weights
-    probability = np.log1p(1000 * np.exp(log_probs(recommender)))
+    probability = np.log1p(1000 * np.exp(log_probs(recommender, HISTORY).tolist()))
     return probability + BLEND["item_item"] * evidence / evidence.sum()
 
 
@@ -166,7 +153,9 @@ def as_listed(recommender, rules, own_filter, own_boosts, excluded, k, exclude_s
         for name, count in most.items():
             smallest[name] = min(count, smallest.get(name, count))
     if scores is None:
-        scores = log_probs(recommender) if recommender.reranker is None else blended(recommender)
+        scores = log_probs(recommender, HISTORY).tolist()
+        if recommender.reranker is not None:
+            scores = blended(recommender)
     return listed(
         scores,
         recommender.epoch.trie.row_items.tolist(),

@@ -203,12 +203,21 @@ CLEAN = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5], [9, 8, 7, 6, 5, 4, 3]]
 MIXED = [CLEAN[0], [7, 7, BROKEN, 5, 6], CLEAN[1], [BROKEN], CLEAN[2]]
 
 
-def broken_model(tokens: Any, value: float = math.nan) -> Any:
+def broken_model(tokens: Any, value: float = math.nan, dtype: torch.dtype = torch.float64) -> Any:
     """A model in which these tokens make all that follows them NaN or infinite."""
-    model = tiny_model("llama", 64, seed=3, dtype=torch.float64)
+    model = tiny_model("llama", 64, seed=3, dtype=dtype)
     with torch.no_grad():
         model.model.embed_tokens.weight[tokens] = value
     return model
+
+
+def beside_beams(bad: int) -> tuple[ItemTrie, SearchRequest, list[int]]:
+    """A catalog whose rows with a bad token are excluded, a request, and the other rows."""
+    good = [[2, 3, 4], [2, 3, 5], [7, 3, 4]]
+    rows = sorted([*good, *([bad, 3, 4 + i] for i in range(3)), [2, bad, 4], [7, 3, bad]])
+    exclude = [[i for i, row in enumerate(rows) if row not in good]] * 2
+    request = SearchRequest([[2, 3], [4, 5, 6, 7]], exclude=exclude)
+    return ItemTrie.build(rows), request, sorted(i for i, r in enumerate(rows) if r in good)
 
 
 class SearchSuite:
@@ -294,12 +303,8 @@ class SearchSuite:
     @pytest.mark.parametrize("bad", [0, 1, 9])
     def test_tokens_outside_all_beams_are_never_run(self, bad: int) -> None:
         """Places without a beam once ran another token, whose keys could break the request."""
-        good = [[2, 3, 4], [2, 3, 5], [7, 3, 4]]
-        rows = sorted([*good, *([bad, 3, 4 + i] for i in range(3)), [2, bad, 4], [7, 3, bad]])
-        exclude = [[i for i, row in enumerate(rows) if row not in good]] * 2
-        request = SearchRequest([[2, 3], [4, 5, 6, 7]], exclude=exclude)
-        found = self.search(broken_model(bad), request, ItemTrie.build(rows), 8)
-        expected = sorted(i for i, row in enumerate(rows) if row in good)
+        trie, request, expected = beside_beams(bad)
+        found = self.search(broken_model(bad), request, trie, 8)
         for line in found.rows.tolist():
             assert sorted(line) == [-1] * 5 + expected
 

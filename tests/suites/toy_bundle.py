@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from oracles import PATIENCE_S, tiny_model
 
 from recsys.artifacts import write_artifact
@@ -29,6 +30,17 @@ def items_table(
     """Items without texts, with these attributes."""
     titles = list(ids if titles is None else titles)
     return pa.table({"item_id": list(ids), "title": titles, "text": [""] * len(ids), **columns})
+
+
+def log_probs(recommender: Any, history: Sequence[int]) -> np.ndarray:
+    """(items,) log p of every item after a history, by one plain forward an item."""
+    vocabulary, codes = recommender.bundle.vocabulary, recommender.catalog.codes
+    prompt = [*vocabulary.prefix, *vocabulary.encode(codes[history]).reshape(-1).tolist()]
+    answers = torch.tensor(vocabulary.encode(codes))
+    tokens = torch.cat([torch.tensor(prompt).expand(len(codes), -1), answers], dim=1)
+    with torch.inference_mode():
+        logits = recommender.model(tokens).logits[:, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(2, answers[:, :, None]).sum((1, 2)).numpy()
 
 
 def write_bundle(
