@@ -74,11 +74,17 @@ class SourceOptions:
         Raises:
             ConfigError: options that do not fit each other, or files that are not there.
         """
+        from recsys.errors import ConfigError
         from recsys.fitting import RECIPE, check_settings, table_sections
 
-        columns = self._read_columns()
+        columns = read_columns(self.column or ())
         run = replace(run, config=run.config or RECIPE)
         if self.events is None:
+            if self.items or columns or self.drop_items:
+                raise ConfigError(
+                    "EVENTS: missing beside --items, --column or --drop-items; for example "
+                    "recsys run events.csv --items products.csv"
+                )
             return run.context(minutes=self.minutes)
         from recsys.data.sources import find_tables, name_of
 
@@ -90,19 +96,6 @@ class SourceOptions:
         if self.drop_items:
             sections["data.clean"] = {"drop_items": list(self.drop_items)}
         return run.context(minutes=self.minutes, **sections)
-
-    def _read_columns(self) -> dict[str, str]:
-        """Role -> name of the column."""
-        from recsys.errors import ConfigError
-
-        options = {"items": self.items, "column": self.column, "drop-items": self.drop_items}
-        for option, value in options.items():
-            if value and self.events is None:
-                raise ConfigError(
-                    f"--{option}: the events are missing; for example recsys run events.csv "
-                    "--items products.csv"
-                )
-        return read_columns(self.column or ())
 
 
 @dataclass(frozen=True)
@@ -176,18 +169,12 @@ def run(
     from recsys.errors import ConfigError
     from recsys.pipeline import STAGES
     from recsys.pipeline import run as run_stages
-    from recsys.progress import say
 
     if until not in STAGES:
         raise ConfigError(f"--until {until!r} is not one of {', '.join(STAGES)}")
     context = source.context(run)
     results = run_stages(context, STAGES[: STAGES.index(until) + 1])
-    if until == STAGES[-1]:
-        if "evaluate" in results:
-            say(f"Report: {results['evaluate'][0] / 'report.html'}")
-        say(f"Serve it: recsys serve --name {context.settings.name}")
-    if as_json:
-        _echo_artifacts(results)
+    _end(context, results, as_json=as_json)
 
 
 @expand_options
@@ -267,29 +254,29 @@ def quickstart(run: RunOptions, as_json: Json = False) -> None:
 
     Example: recsys quickstart
     """
-    import time
-
     from recsys.pipeline import run as run_stages
-    from recsys.progress import say
 
-    start = time.perf_counter()
     context = replace(run, config=run.config or Path("configs/quickstart.yaml")).context()
     results = run_stages(context)
     user, items = _find_history(context.workspace.dataset, None, seed=0)
     _show(context.workspace.bundle, user, items, k=10, to_stderr=as_json)
-    say(f"\nAll of it took {time.perf_counter() - start:.0f} s.")
-    say(f"Report: {results['evaluate'][0] / 'report.html'}")
-    say(f"Serve it: recsys serve --name {context.settings.name}   (or: make serve)")
+    _end(context, results, as_json=as_json)
+
+
+def _end(context: Context, results: dict[str, tuple[Path, float]], *, as_json: bool) -> None:
+    """Say where the report is and how to serve, or print artifacts and seconds as JSON, too."""
+    from recsys.progress import say
+
+    if "evaluate" in results:
+        say(f"Report: {results['evaluate'][0] / 'report.html'}")
+    if "bundle" in results:
+        say(f"Serve it: recsys serve --name {context.settings.name}")
     if as_json:
-        _echo_artifacts(results)
-
-
-def _echo_artifacts(results: dict[str, tuple[Path, float]]) -> None:
-    """Print the artifact and the seconds of each stage as JSON."""
-    artifacts = {
-        stage: {"path": str(path), "seconds": seconds} for stage, (path, seconds) in results.items()
-    }
-    typer.echo(json.dumps({"artifacts": artifacts}, ensure_ascii=False))
+        artifacts = {
+            stage: {"path": str(path), "seconds": seconds}
+            for stage, (path, seconds) in results.items()
+        }
+        typer.echo(json.dumps({"artifacts": artifacts}, ensure_ascii=False))
 
 
 @expand_options
@@ -324,32 +311,21 @@ def evaluate(
 
 
 def _compare(report: Path, against: Path, *, as_json: bool) -> None:
-    """Print what `recsys.evaluation.compare` finds, as a table or as JSON."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print what `recsys.evaluation.compare` finds, a difference in a line, or as JSON."""
     from recsys.evaluation.compare import compare
 
     comparison = compare(report, against)
     if as_json:
         typer.echo(json.dumps(comparison))
         return
-    names = [f"{comparison[side]['report']}: {comparison[side]['ranker']}" for side in ("a", "b")]
-    table = Table(
-        "seen", "metric", "A", "B", "A - B", "95 %", "",
-        title=f"A = {names[0]}, B = {names[1]}, {comparison['users']:,} users",
-    )  # fmt: skip
+    a, b = (f"{comparison[side]['report']} ({comparison[side]['ranker']})" for side in "ab")
+    typer.echo(f"{a} against {b}, {comparison['users']:,} users:")
     for row in comparison["rows"]:
-        verdict = "A" if row["low"] > 0 else "B" if row["high"] < 0 else "level"
-        table.add_row(
-            row["seen"],
-            f"{row['metric']}@{row['k']}" + (" of all" if row["targets"] == "all" else ""),
-            *(f"{row[side]:.4f}" for side in ("a", "b")),
-            f"{row['mean']:+.4f}",
-            f"{row['low']:+.4f} to {row['high']:+.4f}",
-            verdict,
+        typer.echo(
+            f"{row['metric']}@{row['k']} of {row['targets']} items, seen items {row['seen']}: "
+            f"{row['a']:.4f} against {row['b']:.4f}, {row['mean']:+.4f} "
+            f"({row['low']:+.4f} to {row['high']:+.4f})"
         )
-    Console().print(table)
 
 
 def recommend(
@@ -370,8 +346,6 @@ def recommend(
     as_json: Json = False,
 ) -> None:
     """Print one user's history and top-K, with titles.
-
-    Without --user and --history, a random user with at least three events is taken.
 
     Example: recsys recommend --name beauty --user 42 -k 5
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,6 +107,7 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
         name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()
     }
 
+    @wraps(command)
     def run(**values: object) -> None:
         for name, group in groups.items():
             values[name] = group(**{field: values.pop(field) for field in fields[name]})
@@ -116,10 +118,5 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
         for whole in parameters
         for parameter in (fields[whole.name].values() if whole.name in fields else [whole])
     ]
-    run.__name__, run.__doc__, run.__module__ = (
-        command.__name__,
-        command.__doc__,
-        command.__module__,
-    )
     run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
     return run

@@ -37,8 +37,15 @@ SHARES = {
     "bundle": 0.03, "evaluate": 0.09,
 }  # fmt: skip
 """Shares of a run's time after the data are prepared, in the order of the stages."""
-FIXED_MINUTES = {"ids": 0.05, "draft": 0.1, "retrieval": 0.25, "bundle": 0.02, "evaluate": 0.25}
-"""Time that a stage needs however little it does, which is kept for it and not shared."""
+NEEDS = {
+    "data": (1.8, 147, 0.3, 3.5), "sasrec": (10, 140, 1.0, 8), "ids": (6, 230, 1.2, 11),
+    "target": (1, 20, 1.9, 4), "retrieval": (8, 210, 2.2, 13), "bundle": (1, 21, 1.9, 4),
+    "evaluate": (8, 81, 1.9, 10),
+}  # fmt: skip
+"""Of a stage, however little it trains: seconds of a processor, the same for each million items of
+twelve events each, GiB, the same for each million items (`benchmarks/results/scale_cpu.txt`). The
+time is kept for the stage and not shared."""
+CALIBRATION_S = 0.55  # of a processor, for `slowness`, where these needs were measured
 LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
 # Users of a sample for each minute of the budget, by the setting of its size.
 USERS_A_MINUTE = {"users": 250, "eval_users": 100}
@@ -63,6 +70,7 @@ class Context:
         force: make the artifact again even if it is current.
         start: moment at which the run started, by `time.monotonic`.
         ends: stage -> when it should end, for the stage that has begun.
+        needs: stage -> minutes that it needs however little it trains.
     """
 
     settings: Settings
@@ -70,6 +78,7 @@ class Context:
     force: bool = False
     start: float = field(default_factory=time.monotonic)
     ends: Mapping[str, float] = field(default_factory=dict)
+    needs: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: Settings, *, force: bool = False) -> Context:
@@ -123,9 +132,9 @@ class Context:
         if stage in self.ends:
             return max((self.ends[stage] - time.monotonic()) / 60, LEAST_MINUTES)
         names = list(SHARES)[list(SHARES).index(stage) :]
-        shared = remaining - sum(FIXED_MINUTES.get(name, 0) for name in names)
+        shared = remaining - sum(self.needs.get(name, 0) for name in names)
         rest = sum(SHARES[name] for name in names)
-        own = FIXED_MINUTES.get(stage, 0) + max(shared, 0) * SHARES[stage] / rest
+        own = self.needs.get(stage, 0) + max(shared, 0) * SHARES[stage] / rest
         return max(own, LEAST_MINUTES)
 
     def deadline(self, stage: str) -> float:
@@ -157,6 +166,35 @@ class Context:
     def output(self, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]) -> Output:
         """The artifact of a kind that this run makes with `config` from `parents`."""
         return Output(self.workspace.path(kind), kind, config, parents, self.force)
+
+
+def slowness() -> float:
+    """How many times the processor time of `NEEDS` this machine takes now, by a short trial."""
+    import numpy as np
+
+    begun = time.process_time()
+    np.linalg.eigvalsh(np.random.default_rng(0).random((1500, 1500)))
+    sorted(map(str, range(1_500_000)))
+    return (time.process_time() - begun) / CALIBRATION_S
+
+
+def foresee(events: int, items: int, minutes: float) -> dict[str, float]:
+    """Say what stages need however little they train, with a budget of minutes; return the minutes.
+
+    A busy machine takes longer than an idle core.
+    """
+    size, slow = (items + events / 12) / 2e6, slowness()
+    needs = {name: slow * (n[0] + n[1] * size) / 60 for name, n in NEEDS.items()}
+    each = [f"{name} {needs[name]:.1f}, {n[2] + n[3] * size:.1f}" for name, n in NEEDS.items()]
+    total = sum(needs.values())
+    say(f"Besides training, an idle core takes {total:.1f} of {minutes:.3g} minutes")
+    say(f"Minutes and GiB of each stage: {'; '.join(each)}")
+    if minutes < 1.5 * total:
+        say(
+            "[bold yellow]That is too short[/bold yellow] (--minutes): models hardly train, trials "
+            "of the recipe are left out, and few users are sampled"
+        )
+    return needs
 
 
 def check(settings: Settings) -> None:
@@ -224,6 +262,10 @@ def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Pat
                 path = load_stage(name)(context)
             if path is None:
                 continue
+            if name == "data" and context.minutes is not None and context.made("target") is None:
+                stats = context.workspace.manifest("dataset").info["stats"]
+                needs = foresee(stats["interactions"], stats["items"], context.minutes)
+                context = replace(context, needs=needs)
             results[name] = (path, time.perf_counter() - start)
             if before is not None and context.made(name) == before:
                 context = replace(context, start=context.start - before.info.get("seconds", 0))

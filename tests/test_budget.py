@@ -10,7 +10,7 @@ import pytest
 from recsys.artifacts import Workspace, write_artifact
 from recsys.config import Settings
 from recsys.errors import ConfigError
-from recsys.pipeline import FIXED_MINUTES, SHARES, Context, run
+from recsys.pipeline import NEEDS, SHARES, Context, foresee, run
 from recsys.training.settings import LoopConfig
 from recsys.training.supervised import LABELS, TRAINED, budget, labels_minutes, within_budget
 
@@ -28,9 +28,25 @@ def make_context(monkeypatch, tmp_path):
 
 
 def test_a_stage_gets_its_share_of_what_remains(make_context):
-    fixed = sum(FIXED_MINUTES.values())
-    assert make_context(10).share("sasrec") == pytest.approx((10 - fixed) * SHARES["sasrec"])
+    assert make_context(10).share("sasrec") == pytest.approx(10 * SHARES["sasrec"])
     assert make_context(10, spent=6).share("evaluate") == pytest.approx(4)
+
+
+def test_what_stages_need_grows_with_the_data_and_is_kept_for_them(
+    make_context, monkeypatch, capsys
+):
+    monkeypatch.setattr("recsys.pipeline.slowness", lambda: 2.0)
+    small, large = foresee(12_000, 1000, 30), foresee(12_000_000, 1_000_000, 30)
+    for name, (least, growth, *_) in NEEDS.items():
+        assert large[name] == pytest.approx((2 * least + 2 * growth) / 60)
+        assert small[name] < large[name]
+    context = replace(make_context(100), needs=large)
+    shared = 100 - sum(large[name] for name in SHARES if name in large)
+    assert context.share("sasrec") == pytest.approx(large["sasrec"] + shared * SHARES["sasrec"])
+    said = capsys.readouterr().err
+    assert said.count("Besides training") == 2
+    assert said.count("too short") == 1
+    assert "retrieval 7.3, 15.2" in said.replace("\n", " ")
 
 
 def test_a_stage_has_until_its_share_is_over(make_context):

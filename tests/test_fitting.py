@@ -123,8 +123,8 @@ def test_another_file_of_the_same_name_replaces_nothing(run, home, events):
     [
         (("gone.csv",), "EVENTS: 'gone.csv' is no file or folder"),
         (("orders.csv", "--items", "gone.csv"), "--items: 'gone.csv' is no file or folder"),
-        (("--items", "orders.csv"), "--items: the events are missing; for example recsys run"),
-        (("--column", "item=sku"), "--column: the events are missing"),
+        (("--items", "orders.csv"), "EVENTS: missing beside --items, --column"),
+        (("--column", "item=sku"), "EVENTS: missing beside --items, --column"),
         (("orders.csv", "--column", "sku"), "--column 'sku': expected ROLE=NAME"),
         (("orders.csv", "--column", "itm=sku"), "unknown key in 'data.columns': 'itm'; did you"),
         (("orders.csv", "--minutes", "0"), "minutes: expected a number above 0"),
