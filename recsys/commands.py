@@ -35,6 +35,10 @@ BundleFolder = Annotated[
 DatasetFolder = Annotated[
     Path | None, typer.Option(help="Canonical data set; by default that of --name.")
 ]
+ItemsFile = Annotated[str | None, typer.Option("--items", help="File that describes the items.")]
+Minutes = Annotated[
+    float | None, typer.Option(help="Time budget of the whole run (default: by data size).")
+]
 Length = Annotated[int, typer.Option("-k", "--k", min=1, max=200, help="Items wanted.")]
 
 
@@ -50,9 +54,7 @@ class SourceOptions:
             "without it, the data prepared under --name.",
         ),
     ] = None
-    items: Annotated[str | None, typer.Option("--items", help="File that describes the items.")] = (
-        None
-    )
+    items: ItemsFile = None
     column: ColumnNames = None
     drop_items: Annotated[
         list[str] | None,
@@ -63,10 +65,7 @@ class SourceOptions:
             "are recognised. Repeatable.",
         ),
     ] = None
-    minutes: Annotated[
-        float | None,
-        typer.Option("--minutes", help="Time budget of the whole run (default: by data size)."),
-    ] = None
+    minutes: Minutes = None
 
     def context(self, run: RunOptions) -> Context:
         """The context of a run; without a configuration it follows the recipe for shops.
@@ -110,7 +109,7 @@ class NewsOptions:
             "bundle's data is left out. Without it, the events of the service's store.",
         ),
     ] = None
-    items: Annotated[str | None, typer.Option("--items", help="File that describes items.")] = None
+    items: ItemsFile = None
     column: ColumnNames = None
     store: Annotated[
         str | None,
@@ -297,24 +296,17 @@ def evaluate(
 
     Example: recsys evaluate --config configs/beauty.yaml --set evaluate.split=valid
     """
+    from recsys.evaluation.compare import compare
     from recsys.evaluation.run import stage
 
     path = stage(run.context(), bundle=bundle, dataset=dataset, out=out)
     if path is None:
         raise typer.Exit(2)
-    if against is not None:
-        _compare(path, against, as_json=as_json)
-    elif as_json:
-        typer.echo((path / "report.json").read_text(encoding="utf-8"))
-    else:
-        typer.echo(f"report: {path / 'report.html'}")
-
-
-def _compare(report: Path, against: Path, *, as_json: bool) -> None:
-    """Print what `recsys.evaluation.compare` finds, a difference in a line, or as JSON."""
-    from recsys.evaluation.compare import compare
-
-    comparison = compare(report, against)
+    if against is None:
+        report = (path / "report.json").read_text(encoding="utf-8")
+        typer.echo(report if as_json else f"report: {path / 'report.html'}")
+        return
+    comparison = compare(path, against)
     if as_json:
         typer.echo(json.dumps(comparison))
         return
@@ -417,10 +409,17 @@ def _find_history(dataset: Path, user: str | None, seed: int) -> tuple[str, list
     return str(ids[index]), [str(i) for i in data.item_ids[histories[index]]]
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    data: Annotated[
+        str | None, typer.Option(help="Events, to estimate the time and memory of a run on them.")
+    ] = None,
+    items: ItemsFile = None,
+    minutes: Minutes = None,
+    as_json: Json = False,
+) -> None:
     """Check this machine: versions, threads, bf16, devices, folders. Prints the next step.
 
-    Example: recsys doctor
+    Example: recsys doctor --data events.csv --items products.csv --minutes 20
     """
     import platform
     from importlib.metadata import version
@@ -453,3 +452,19 @@ def doctor(as_json: Json = False) -> None:
             "\nNo bundle yet: run `recsys run events.csv --items products.csv` with your files, or "
             "`recsys quickstart` with a synthetic shop."
         )
+    if data is not None:
+        _estimate(SourceOptions(data, items, minutes=minutes))
+
+
+def _estimate(source: SourceOptions) -> None:
+    """Say what a run will need, after reading its events once, as it would."""
+    from recsys.data.prepare import DataConfig
+    from recsys.data.readers import table
+    from recsys.pipeline import default_minutes, foresee
+
+    config = source.context(RunOptions()).settings.section("data", DataConfig).reader()
+    events, items = 0, set[str]()
+    for part in table.read(config).events:
+        events += part.num_rows
+        items.update(part["item"].unique().to_pylist())
+    foresee(events, len(items), source.minutes or default_minutes(events))

@@ -45,7 +45,7 @@ NEEDS = {
 """Of a stage, however little it trains: seconds of a processor, the same for each million items of
 twelve events each, GiB, the same for each million items (`benchmarks/results/scale_cpu.txt`). The
 time is kept for the stage and not shared."""
-CALIBRATION_S = 0.55  # of a processor, for `slowness`, where these needs were measured
+CALIBRATION_S = 0.215  # of a processor, for `slowness`, where these needs were measured
 LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
 # Users of a sample for each minute of the budget, by the setting of its size.
 USERS_A_MINUTE = {"users": 250, "eval_users": 100}
@@ -172,16 +172,17 @@ def slowness() -> float:
     """How many times the processor time of `NEEDS` this machine takes now, by a short trial."""
     import numpy as np
 
-    begun = time.process_time()
-    np.linalg.eigvalsh(np.random.default_rng(0).random((1500, 1500)))
-    sorted(map(str, range(1_500_000)))
-    return (time.process_time() - begun) / CALIBRATION_S
+    begun = time.thread_time()  # products of matrices would count threads that wait for a core
+    np.unique(np.random.default_rng(0).random(3_000_000))
+    sorted(map(str, range(1_000_000)))
+    return (time.thread_time() - begun) / CALIBRATION_S
 
 
 def foresee(events: int, items: int, minutes: float) -> dict[str, float]:
-    """Say what stages need however little they train, with a budget of minutes; return the minutes.
+    """Say what stages need however little they train; a busy machine takes longer than it says.
 
-    A busy machine takes longer than an idle core.
+    Returns:
+        the minutes that are kept for each stage, together at most half of the budget.
     """
     size, slow = (items + events / 12) / 2e6, slowness()
     needs = {name: slow * (n[0] + n[1] * size) / 60 for name, n in NEEDS.items()}
@@ -194,7 +195,7 @@ def foresee(events: int, items: int, minutes: float) -> dict[str, float]:
             "[bold yellow]That is too short[/bold yellow] (--minutes): models hardly train, trials "
             "of the recipe are left out, and few users are sampled"
         )
-    return needs
+    return {name: need * min(1.0, minutes / (2 * total)) for name, need in needs.items()}
 
 
 def check(settings: Settings) -> None:

@@ -30,35 +30,34 @@ def make_context(monkeypatch, tmp_path):
 def test_a_stage_gets_its_share_of_what_remains(make_context):
     assert make_context(10).share("sasrec") == pytest.approx(10 * SHARES["sasrec"])
     assert make_context(10, spent=6).share("evaluate") == pytest.approx(4)
+    assert make_context(10, spent=4).deadline("evaluate") == pytest.approx(1000 + 60 * 10)
+    assert make_context(None).deadline("evaluate") == math.inf
 
 
 def test_what_stages_need_grows_with_the_data_and_is_kept_for_them(
     make_context, monkeypatch, capsys
 ):
     monkeypatch.setattr("recsys.pipeline.slowness", lambda: 2.0)
-    small, large = foresee(12_000, 1000, 30), foresee(12_000_000, 1_000_000, 30)
+    small, large = foresee(12_000, 1000, 30), foresee(12_000_000, 1_000_000, 100)
     for name, (least, growth, *_) in NEEDS.items():
         assert large[name] == pytest.approx((2 * least + 2 * growth) / 60)
         assert small[name] < large[name]
+    assert sum(foresee(12_000_000, 1_000_000, 10).values()) == pytest.approx(5)
     context = replace(make_context(100), needs=large)
     shared = 100 - sum(large[name] for name in SHARES if name in large)
     assert context.share("sasrec") == pytest.approx(large["sasrec"] + shared * SHARES["sasrec"])
     said = capsys.readouterr().err
-    assert said.count("Besides training") == 2
+    assert said.count("Besides training") == 3
     assert said.count("too short") == 1
     assert "retrieval 7.3, 15.2" in said.replace("\n", " ")
-
-
-def test_a_stage_has_until_its_share_is_over(make_context):
-    context = make_context(10, spent=4)
-    assert context.deadline("evaluate") == pytest.approx(1000 + 60 * 10)
-    assert make_context(None).deadline("evaluate") == math.inf
 
 
 def test_what_a_stage_takes_before_it_trains_is_part_of_its_share(make_context):
     context = replace(make_context(10, spent=3), ends={"target": 1000 + 60 * 4})
     assert context.share("target") == pytest.approx(1)
     assert within_budget(LoopConfig(), "target", context).max_minutes == pytest.approx(TRAINED)
+    assert labels_minutes(LoopConfig(), "target", context) == pytest.approx(LABELS)
+    assert labels_minutes(LoopConfig(max_minutes=2), "target", context) == 2 * LABELS
 
 
 def test_stages_that_take_their_shares_keep_the_budget(make_context):
@@ -97,13 +96,6 @@ def test_no_budget_limits_nothing(make_context):
     assert budget(config, context) == {}
     assert context.sample("retrieval", 4000) == 4000
     assert labels_minutes(config, "target", context) is None
-
-
-def test_soft_labels_are_a_part_of_the_stage_s_time(make_context):
-    context = make_context(10)
-    minutes = labels_minutes(LoopConfig(), "sasrec", context)
-    assert minutes == pytest.approx(LABELS * context.share("sasrec"))
-    assert labels_minutes(LoopConfig(max_minutes=2), "sasrec", context) == 2 * LABELS
 
 
 def test_an_artifact_names_the_budget_and_not_the_clock_unless_a_stage_has_its_own(make_context):

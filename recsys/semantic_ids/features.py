@@ -146,18 +146,14 @@ def build_features(
             "items have no text, no attributes and no co-occurrence in training, so there is "
             "nothing to make semantic IDs of; add texts or attributes to the items"
         )
-    matrix = _side_by_side([blocks[name] for name in blocks])
+    matrix = np.concatenate(list(blocks.values()), axis=1, dtype=np.float32)
     sizes = {name: block.shape[1] for name, block in blocks.items()}
     names = {name: f"{name.removesuffix('s')}_weight" for name in blocks}
     weights = {block: float(getattr(config, setting)) for block, setting in names.items()}
     encoder = replace(encoder, blocks=sizes, weights=weights)
     has_content = bool({"text", "attributes"} & set(blocks))
-    new = _side_by_side([as_new[name] for name in blocks]) if has_content else None
-    return Features(matrix, sizes, encoder, new)
-
-
-def _side_by_side(blocks: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-    return np.concatenate(blocks, axis=1).astype(np.float32, copy=False)
+    new = np.concatenate([as_new[n] for n in blocks], axis=1, dtype=np.float32)
+    return Features(matrix, sizes, encoder, new if has_content else None)
 
 
 def _fit_content(
@@ -191,8 +187,7 @@ def _collaborative(
     seed: int,
 ) -> NDArray[np.float32]:
     if config.collaborative == "ppmi":
-        window, dim = config.window, config.collaborative_dim
-        return ppmi_block(histories, items.num_rows, window, dim, seed)
+        return ppmi_block(histories, items.num_rows, config.window, config.collaborative_dim, seed)
     if vectors is None:
         raise ConfigError(
             "features.collaborative: 'sasrec' needs the vectors of a trained SASRec; train one, or "

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 COMMON = 4096  # terms from which features of items are predicted
-# Passes of the randomised SVD over the matrix and further columns of its sketch: a bound on its
-# time, which methods that iterate until they converge do not have.
-POWER_ITERATIONS = 4
-OVERSAMPLING = 32
-# Entries, or rows, from which a matrix is decomposed in float32 with fewer passes and further
-# columns: in a quarter of the time.
+# Further passes of the randomised SVD over the matrix and further columns of its sketch: a bound on
+# its time, which methods that iterate until they converge do not have.
+POWER_ITERATIONS, OVERSAMPLING = 4, 32
+# The same in float32, from so many entries or rows on.
 MANY, MANY_ROWS, FEWER_ITERATIONS, FEWER = 1 << 22, 1 << 15, 2, 8
 
 
@@ -75,15 +73,11 @@ def _vectorizer(text: bool, terms: list[str] | None = None) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     if not text:
-        return TfidfVectorizer(analyzer=_identity, vocabulary=terms)
+        return TfidfVectorizer(analyzer=list, vocabulary=terms)
     # A word of a single item makes it similar to no other item.
     return TfidfVectorizer(
         sublinear_tf=True, stop_words="english", ngram_range=(1, 2), min_df=2, vocabulary=terms
     )
-
-
-def _identity(document: list[str]) -> list[str]:
-    return document
 
 
 def truncated_svd(
@@ -97,24 +91,14 @@ def truncated_svd(
     the result is deterministic. Also returns the (m, <=dim) matrix that maps rows of `matrix` to
     rows of the result.
     """
-    is_large = matrix.nnz > MANY or matrix.shape[0] > MANY_ROWS
-    matrix = matrix.astype(np.float32 if is_large else np.float64)
-    if is_large and dim + FEWER <= min(matrix.shape):
-        left, values, right = (part[..., :dim] for part in _large_svd(matrix, dim + FEWER, seed))
-        right = right.T
-    elif dim < min(matrix.shape):
-        from sklearn.utils.extmath import randomized_svd
-
-        left, values, right = randomized_svd(
-            matrix,
-            dim,
-            n_oversamples=OVERSAMPLING,
-            n_iter=POWER_ITERATIONS,
-            random_state=seed,
-            flip_sign=False,
-        )
+    further, iterations, matrix = OVERSAMPLING, POWER_ITERATIONS, matrix.astype(np.float64)
+    if matrix.nnz > MANY or matrix.shape[0] > MANY_ROWS:
+        further, iterations, matrix = FEWER, FEWER_ITERATIONS, matrix.astype(np.float32)
+    if dim + further <= min(matrix.shape):
+        left, values, right = _randomised_svd(matrix, dim + further, iterations, seed)
     else:
         left, values, right = np.linalg.svd(matrix.toarray(), full_matrices=False)
+    left, values, right = left[:, :dim], values[:dim], right[:dim]
     keep = values > values.max(initial=0) * 1e-6
     left, values, right = left[:, keep], values[keep], right[keep]
     sign = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
@@ -122,28 +106,31 @@ def truncated_svd(
     return np.asarray(left * sign * root, np.float32), np.asarray(right.T * sign / root, np.float32)
 
 
-def _large_svd(matrix: sparse.csr_array, dim: int, seed: int) -> tuple[NDArray[np.float32], ...]:
-    """(n, r) left vectors, (r,) values and (m, r) right vectors, r <= dim, by the same method.
+def _randomised_svd(
+    matrix: sparse.csr_array, dim: int, iterations: int, seed: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """(n, r) left vectors, (r,) values and (r, m) right vectors, r <= dim.
 
     Directions are made orthogonal by the eigenvectors of (dim, dim) products, which takes a small
     part of the time of decomposing the tall matrices.
     """
-    right = np.random.default_rng(seed).standard_normal((matrix.shape[1], dim), np.float32)
-    for _ in range(1 + FEWER_ITERATIONS):
+    right = np.random.default_rng(seed).standard_normal((matrix.shape[1], dim), matrix.dtype)
+    for _ in range(1 + iterations):
         product = matrix @ right
         turn, values = _spectrum(product)
         left = product @ (turn / values)
         product = matrix.T @ left
         turn, values = _spectrum(product)
         right = product @ (turn / values)
-    return left @ turn, values, right
+    return left @ turn, values, right.T
 
 
-def _spectrum(rows: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _spectrum(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """(d, r) right vectors and (r,) singular values of (n, d) rows, the largest first."""
     squares, turn = np.linalg.eigh((rows.T @ rows).astype(np.float64))
-    keep = np.flatnonzero(squares > squares.max(initial=0) * 1e-6)[::-1]
-    return turn[:, keep].astype(np.float32), np.sqrt(squares[keep]).astype(np.float32)
+    keep = squares > 10 * np.finfo(rows.dtype).eps * squares.max(initial=0)
+    turn, squares = turn[:, keep][:, ::-1], squares[keep][::-1]
+    return turn.astype(rows.dtype), np.sqrt(squares).astype(rows.dtype)
 
 
 def attribute_terms(items: pa.Table, left_out: Container[str]) -> list[list[str]]:
