@@ -185,8 +185,7 @@ def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
     events.write_text("\n".join(["user,item,timestamp", *lines]), encoding="utf-8")
     table = ("data", "prepare", "--source", "table", "--path", str(events), "--name", "neg")
     said = invoke("doctor", "--data", str(events), "--minutes", "9")[2].replace("\n", " ")
-    assert "of 9 minutes" in said
-    assert "data 0.0, 0.3; sasrec" in said
+    assert "of 9 minutes Minutes and GiB of each stage: data 0.0, 0.3; sasrec" in said
     assert invoke(*table)[0] == 0
     folder = tmp_path / "var" / "datasets" / "neg"
     before = {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}

@@ -86,7 +86,6 @@ def test_later_stages_use_what_was_chosen(home, scripted):
     run_stages(context, ("data", "recipe", "ids"))
     codes = np.load(context.workspace.run("ids") / "codes.npy")
     assert codes.shape[1] == 2
-    # They are also written as a configuration without trials.
     file = context.workspace.run("recipe") / recipe.FILE
     fixed = yaml.safe_load(file.read_text())
     assert fixed["ids"] == SMALL["ids"] | {"levels": 2}
