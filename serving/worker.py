@@ -32,7 +32,7 @@ T = TypeVar("T")
 HELPERS = 2
 TOUCHED = 50  # items of a history, as long as most
 
-TRIM_S = 60.0  # between two times that memory is given back
+TRIM_S = 30.0  # between two times that memory is given back
 # A garbage collection of young objects traverses those of all requests in progress. Python begins
 # one after 700 new objects, which took 5 % of the event loop's time.
 COLLECT_AFTER = 10_000  # objects
@@ -65,8 +65,7 @@ class DecodeWorker:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
         self._helpers = ThreadPoolExecutor(max_workers=HELPERS, thread_name_prefix="helper")
-        self._frozen = False
-        self._next_trim = time.monotonic() + TRIM_S
+        self._trimming: asyncio.TimerHandle | None = None
 
     async def load(self, bundle: Path, loaded: Recommender | None = None) -> Recommender:
         """Load a bundle, or take a loaded one, and warm it up while other models keep answering."""
@@ -85,9 +84,6 @@ class DecodeWorker:
         self, recommender: Recommender, batch: Sequence[Work], *, aside: bool = False
     ) -> list[Done]:
         """Answer a batch; `aside` on the second thread, which the device must allow."""
-        if time.monotonic() >= self._next_trim:
-            self._next_trim = time.monotonic() + TRIM_S
-            self.read(trim_memory)
         thread, answer = (self._aside, _answer_aside) if aside else (self._worker, _answer)
         start = time.monotonic()
         done = await asyncio.get_running_loop().run_in_executor(thread, answer, recommender, batch)
@@ -104,15 +100,20 @@ class DecodeWorker:
             gc.collect()
             gc.freeze()
             gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-            self._frozen = True
+
+    def trim(self) -> None:
+        """Give memory back, now and then from time to time, whatever has used it."""
+        self.read(trim_memory)
+        self._trimming = asyncio.get_running_loop().call_later(TRIM_S, self.trim)
 
     def close(self) -> None:
         """Wait for what runs and end the threads."""
+        if self._trimming is not None:
+            self._trimming.cancel()
         for threads in (self._worker, self._aside, self._helpers):
             threads.shutdown()
-        if self._frozen:
-            gc.unfreeze()
-            gc.set_threshold(*self._collected_after)
+        gc.unfreeze()
+        gc.set_threshold(*self._collected_after)
 
     def _load(self, bundle: Path, loaded: Recommender | None) -> Recommender:
         def load(device: str) -> Recommender:
@@ -123,18 +124,7 @@ class DecodeWorker:
             warm_up(recommender)
             return recommender
 
-        recommender = or_on_cpu(self._settings.device, f"answers of {bundle}", load)
-        if recommender.device.type != "cpu":
-            statistics = recommender.engine.captures.statistics()
-            fields = {
-                "bundle": bundle.name,
-                "passes": statistics.passes,
-                "decodes": statistics.decodes,
-                "seconds": round(statistics.seconds, 1),
-                "device_bytes": statistics.device_bytes,
-            }
-            logger.info("captured", extra={"fields": fields})
-        return recommender
+        return or_on_cpu(self._settings.device, f"answers of {bundle}", load)
 
     def _open(self, bundle: Path, device: str) -> Recommender:
         import threadpoolctl

@@ -1,14 +1,14 @@
-"""The worker: free memory goes back to the kernel, at most once a minute."""
+"""The worker: free memory goes back to the kernel."""
 
 import asyncio
 import platform
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.errors import ConfigError
 from recsys.serving import worker
@@ -47,36 +47,16 @@ def test_trim_returns_free_pages_between_live_blocks_and_behind_them():
     assert int(done.stdout) < 60  # MB, of 3 x 55, of which 3 x 12.5 are live
 
 
-def test_memory_is_trimmed_once_a_minute(monkeypatch: pytest.MonkeyPatch):
-    clock, trimmed = [1000.0], []
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(worker, "trim_memory", lambda: trimmed.append(clock[0]))
+async def test_memory_is_given_back_though_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch):
+    trimmed = threading.Event()
+    monkeypatch.setattr(worker, "TRIM_S", 0.0)
+    monkeypatch.setattr(worker, "trim_memory", trimmed.set)
     decode = DecodeWorker(ServingSettings(), Metrics())
-    monkeypatch.setattr(decode, "read", lambda function: function())  # a thread reads a later clock
-    model: Any = SimpleNamespace(recommend_batch=lambda batch: batch)
-    for clock[0] in (1000.0, 1059.0, 1060.5, 1061.0, 1119.0, 1121.0, 1300.0):
-        asyncio.run(decode.run(model, []))
+    decode.trim()
+    for _ in range(2):
+        assert await asyncio.to_thread(trimmed.wait, PATIENCE_S)
+        trimmed.clear()
     decode.close()
-    assert trimmed == [1060.5, 1121.0, 1300.0]
-
-
-def test_what_a_model_captured_is_logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(worker, "warm_up", lambda recommender: None)
-    told = SimpleNamespace(passes=9, decodes=4, seconds=2.345, device_bytes=1000)
-    engine = SimpleNamespace(captures=SimpleNamespace(statistics=lambda: told))
-    gpu = SimpleNamespace(type="cuda")
-    model: Any = SimpleNamespace(engine=engine, device=gpu)
-    decode = DecodeWorker(ServingSettings(device="cuda", capture="decodes"), Metrics())
-    with caplog.at_level("INFO", "recsys.serving.worker"):
-        assert decode._load(Path("bundles/shop"), model) is model
-    decode.close()
-    (line,) = caplog.records
-    assert line.getMessage() == "captured"
-    assert vars(line)["fields"] == {
-        "bundle": "shop", "passes": 9, "decodes": 4, "seconds": 2.3, "device_bytes": 1000,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("device", ["garbage", "cpux:1"])
