@@ -47,7 +47,7 @@ MOST_EXPOSURES = 500_000  # of one experiment; later answers are not counted
 KEPT_DAYS = 180  # from the start, until exposures are deleted; no experiment lasts that long
 LEVEL = 0.95
 RATIO_LIMIT = 0.001
-PAGE = 5_000  # users that are read at once
+PAGE = 500  # users that are read at once, with up to 100 answers each
 LOOK_S = 60.0  # between two looks at the numbers of exposures
 DAY_MS = 86_400_000
 
@@ -149,7 +149,7 @@ class Experiments(SharedState[dict[str, Experiment]]):
         )
         if user is None or now_ms() >= experiment.ends_ms:
             return uncounted
-        arm = experiment.arm_of(user, self._store.salt)
+        arm = experiment.arm_of(user, self._store.database.salt)
         if arm not in self._models.aliases:  # those of a process
             return uncounted
         window_ms = experiment.body.window_s * 1000
@@ -300,8 +300,8 @@ class Experiments(SharedState[dict[str, Experiment]]):
             await asyncio.sleep(LOOK_S)
             try:
                 await self._look()
-            except Exception:  # the next look may succeed
-                logger.exception("exposures of experiments could not be counted or deleted")
+            except Exception as error:  # the next look may succeed
+                logger.warning("exposures were not counted or deleted: %s", error)
 
     async def _look(self) -> None:
         """Note which experiments are full, and drop the exposures of deleted and of old ones.

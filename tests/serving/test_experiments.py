@@ -101,7 +101,7 @@ async def observe(service, name, rates, users=400, hours=3, event="click"):
     events = []
     for n in range(users):
         user, answer = f"u{n}", f"{name}-r{n}"
-        arm = experiment.arm_of(user, service.store.salt)
+        arm = experiment.arm_of(user, service.store.database.salt)
         exposure = Exposure(experiment.id, arm, window_ms)
         service.store.served.remember(Served(answer, user, "m", ("x",), past + n, exposure))
         if draw.random() < rates[arm]:
