@@ -11,7 +11,6 @@ from functools import partial, reduce
 from typing import Any, Self
 
 from recsys.errors import FilterError, RecsysError, RequestError
-from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.rules import Rule, apply_rules
 from recsys.serving.aliases import Aliases
@@ -40,7 +39,6 @@ from recsys.serving.schemas.recommendations import (
     Timing,
     note_code,
 )
-from recsys.serving.schemas.texts import TextsRequest, TextsResponse
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Served, TypedHistory, now_ms, told_history
@@ -185,6 +183,7 @@ class Service:
         failure: the error of a failed start.
         on_phase: called after each change of phase.
         off_loop: calls on the helper threads.
+        texts: writes texts.
     """
 
     def __init__(
@@ -207,7 +206,7 @@ class Service:
         self._state: State | None = None
         self._worker = DecodeWorker(settings, self.metrics)
         self.off_loop = OffLoop(settings, self._worker.read)
-        self._texts = Texts(settings)
+        self.texts = Texts(settings)
 
     # Start and stop
 
@@ -223,10 +222,11 @@ class Service:
                     histories=self.settings.histories,
                 )
             store = self._store
+            await store.prepare()
             store.limit_reads(partial(OffLoop, self.settings))
             self._state = State.of(self.settings, store, self._worker, self.metrics, self.off_loop)
             await self._state.start(self._given)
-            await self._texts.start()
+            await self.texts.start()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, ProblemError) else None
             self.failure = cause if isinstance(cause, Exception) else error
@@ -235,6 +235,7 @@ class Service:
             self._enter(Phase.FAILED)
             return
         self._worker.freeze()
+        self._worker.trim()
         self._state.catalog_changes.follow()
         self._state.experiments.bound()
         self._enter(Phase.READY)
@@ -242,7 +243,7 @@ class Service:
     async def stop(self) -> None:
         """Answer the waiting requests, then close everything."""
         self._enter(Phase.STOPPING)
-        await self._texts.close()
+        await self.texts.close()
         if self._state is not None:
             await self._state.close()
         self._worker.close()
@@ -254,7 +255,7 @@ class Service:
         """Why recommendations are not answered now, for operators; None if they are."""
         if self.phase is not Phase.READY:
             return _UNREADY[self.phase]
-        if not self.settings.ready_without_store and not self.store.reachable:
+        if not self.settings.ready_without_store and self.store.database.is_away:
             return "The store cannot be reached now (ready_without_store)."
         return None
 
@@ -274,11 +275,6 @@ class Service:
     def store(self) -> Store:
         """The store of histories, events and state; `ProblemError` until it is open."""
         return self.state.store
-
-    @property
-    def catalog(self) -> EpochCatalog:
-        """Items of the champion."""
-        return self.state.models.get().recommender.catalog
 
     # Recommendations
 
@@ -398,10 +394,6 @@ class Service:
         if history is None:
             raise _unknown_user(body)
         return await self.state.lists.rank(body, history, deadline)
-
-    async def write(self, body: TextsRequest) -> TextsResponse:
-        """Write a text after a prompt; errors are those of `Texts`."""
-        return await self._texts.write(body, self.deadline)
 
     @property
     def deadline(self) -> float:

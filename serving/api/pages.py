@@ -50,7 +50,9 @@ async def openapi(request: Request) -> Response:
 
 def example(service: Service, base_url: str) -> str:
     """A curl command with a valid request for this model."""
-    body = json.dumps({"history": service.catalog.item_ids[:2], "k": 5})
+    body = json.dumps(
+        {"history": service.state.models.get().recommender.catalog.item_ids[:2], "k": 5}
+    )
     url = f"{base_url.rstrip('/')}/v1/recommendations"
     key = "" if service.settings.keys is None else " -H 'authorization: Bearer KEY'"
     options = f"-H 'content-type: application/json'{key} -d {shlex.quote(body)}"

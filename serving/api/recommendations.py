@@ -66,7 +66,7 @@ async def write(body: TextsRequest, service: Ready) -> Response:
 
     What is written is the model's own.
     """
-    return json_response(await service.write(body))
+    return json_response(await service.texts.write(body, service.deadline))
 
 
 async def _result(service: Service, body: RecommendationsRequest, request_id: str | None) -> bytes:

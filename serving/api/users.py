@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import AnyPhase, PathId, Route, json_response, pay_for
+from recsys.serving.api.routing import AnyPhase, PathId, Route, json_response, pay_for, unhurried
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.events import (
@@ -41,6 +41,7 @@ async def get_history(
 
 @router.delete("/{user_id:id}", status_code=204, response_class=Response)
 @requires(Scope.WRITE)
+@unhurried
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
     """Erase a user: events and remembered recommendations. It can be repeated.
 
@@ -55,6 +56,6 @@ def _titles(service: Service, item_ids: set[str]) -> dict[str, str]:
     """Titles of the items that the model knows; empty while the model is being loaded."""
     if service.phase is not Phase.READY:
         return {}
-    catalog, ids = service.catalog, list(item_ids)
+    catalog, ids = service.state.models.get().recommender.catalog, list(item_ids)
     rows = catalog.index(ids).tolist()
     return {item: catalog.titles[row] for item, row in zip(ids, rows, strict=True) if row >= 0}

@@ -32,7 +32,7 @@ class Database(ABC):
     Attributes:
         place: name of the database in messages, without secrets.
         salt: random bytes of the hashes of users, the same for every process.
-        is_closing: whether what can wait is left to the next start.
+        is_away: whether the last call did not reach the database.
     """
 
     readers: ClassVar[int]  # threads
@@ -49,7 +49,7 @@ class Database(ABC):
             StoreError: the schema is that of another version of this program.
         """
         self.place = url
-        self.is_closing = self._fails = self._is_away = False
+        self._fails = self.is_away = False
         # Each statement is committed, unless a transaction is begun.
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
         self._engine = sa.create_engine(
@@ -72,11 +72,6 @@ class Database(ABC):
     def close(self) -> None:
         """Close all connections; no thread may use them any more."""
         self._engine.dispose()
-
-    @property
-    def reachable(self) -> bool:
-        """Whether the last call reached the database."""
-        return not self._is_away
 
     # Differences between databases
 
@@ -107,11 +102,8 @@ class Database(ABC):
         """Record, in a transaction, that it leaves bytes of erased users on the disk."""
 
     @abstractmethod
-    def overwrite(self, *, erased: bool = False) -> None:
-        """Remove such bytes from the disk, on the writing thread, if it is time to do so.
-
-        Called about every half second, and after an erasure (`erased`).
-        """
+    def overwrite(self, most: float = 0) -> None:
+        """Remove such bytes from a disk that has `most` bytes or fewer: others wait meanwhile."""
 
     def check_reachable(self) -> None:  # noqa: B027 - a file is always there
         """Refuse a call that clients wait for, by an `OSError`, if it would only wait."""
@@ -191,6 +183,8 @@ class Database(ABC):
                     f"has {SCHEMA_VERSION}; use the recsys that wrote it, or name another place "
                     "with --set serve.store=PLACE, where a new store begins"
                 )
+            for index in EVENTS.indexes:  # a store may be older than some of them
+                index.create(connection, checkfirst=True)
         elif tables and not self.is_remote:
             raise StoreError(f"{self.place} is another program's database; {self.advice}")
         else:
@@ -211,7 +205,7 @@ class Database(ABC):
 
     def explain(self, error: BaseException) -> StoreError:
         """The error that tells what failed and what can be done; it is logged once."""
-        self._is_away = self._is_away or isinstance(error, UNAVAILABLE)
+        self.is_away = self.is_away or isinstance(error, UNAVAILABLE)
         message = str(getattr(error, "orig", error))  # without the statement
         explained = StoreError(f"store {self.place}: {' '.join(message.split())}; {self.advice}")
         if not self._fails:  # logged once, not with every request
@@ -221,7 +215,7 @@ class Database(ABC):
 
     def works(self) -> None:
         """A call succeeded."""
-        self._is_away = False
+        self.is_away = False
         if self._fails:
             self._fails = False
             logger.info("store %s works again", self.place)

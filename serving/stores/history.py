@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 
 from recsys.serving.stores.calls import Calls, Write
 from recsys.serving.stores.database import SEEDING, SEEDS
-from recsys.serving.stores.erasures import erase, erased_among
+from recsys.serving.stores.erasures import OF_USER, erase, erase_more, erased_among
 from recsys.serving.stores.records import (
     SEED_TYPE,
     Act,
@@ -23,22 +24,15 @@ from recsys.serving.stores.records import (
     TypedHistory,
     parts_of_history,
     sign_of,
+    user_hash,
 )
-from recsys.serving.stores.schema import EVENT_COLUMNS, EVENTS, RECOMMENDATIONS
+from recsys.serving.stores.schema import COUNTED, EVENT_COLUMNS, EVENTS, RECOMMENDATIONS, UNCOUNTED
 from recsys.serving.stores.seeding import replace_seed
 
 CHUNK = 50_000
 NEWEST = 20_000  # of a user's events, those that decide what is not recommended
 STORED = sa.select(*(EVENTS.c[name] for name in EVENT_COLUMNS), EVENTS.c.id)
-HISTORY = (
-    sa.select(EVENTS.c.item_id, EVENTS.c.type)
-    .where(
-        EVENTS.c.user_id == sa.bindparam("user_id"),
-        EVENTS.c.type.not_in(sa.bindparam("left_out", expanding=True)),
-    )
-    .order_by(EVENTS.c.time_ms.desc(), EVENTS.c.id.desc())
-    .limit(NEWEST)
-)
+NEWEST_FIRST = EVENTS.c.time_ms.desc(), EVENTS.c.id.desc()
 
 
 class HistoryTable:
@@ -51,9 +45,11 @@ class HistoryTable:
         """Use a store; events of the types `not_history` are not part of a history."""
         self._calls, self._database = calls, calls.database
         self._not_history = not_history
-        self._left_out = sorted(
-            name for name in not_history if sign_of(name, not_history) is Sign.LEFT_OUT
-        )
+        # With fewer types left out, the events of all are read: as many, whatever they are.
+        is_usual = all(sign_of(name, not_history) is Sign.LEFT_OUT for name in UNCOUNTED)
+        history = sa.select(EVENTS.c.item_id, EVENTS.c.type).where(*OF_USER)
+        history = history.where(COUNTED) if is_usual else history
+        self._history = history.order_by(*NEWEST_FIRST).limit(NEWEST)
         # Made once: making a statement takes as long as executing it.
         among, answer = calls.database.among, RECOMMENDATIONS.c.recommendation_id
         known = sa.select(EVENTS.c.event_id, EVENTS.c.digest)
@@ -81,11 +77,12 @@ class HistoryTable:
         """
         if "\0" in user_id:
             return []
-        query = STORED.where(EVENTS.c.user_id == user_id)
+        name = user_hash(user_id, self._database.salt)
+        query = STORED.where(*OF_USER).params(user_id=user_id, hash=name)
         if before is not None:
             position = sa.tuple_(EVENTS.c.time_ms, EVENTS.c.id)
             query = query.where(position < sa.tuple_(*map(sa.literal, before)))
-        query = query.order_by(EVENTS.c.time_ms.desc(), EVENTS.c.id.desc()).limit(limit)
+        query = query.order_by(*NEWEST_FIRST).limit(limit)
         return await self._calls.rows("events", query, _stored)
 
     async def newest_places(self, depth: int) -> tuple[int, int, int]:
@@ -122,15 +119,15 @@ class HistoryTable:
         """Erase a user: events, remembered answers, exposures.
 
         Events from before the erasure do not return with a late delivery or a data set;
-        later events are accepted. The call can be repeated.
+        later events are accepted. The call can be repeated. It returns when all is deleted, in
+        parts; nothing is read from the first one on. `Store.prepare` goes on after a stop.
         """
         if "\0" in user_id:
             return
 
-        def change(connection: sa.Connection) -> None:
-            erase(self._database, connection, user_id)
-
-        await self._calls.write("erase", Write(change=change, erases=True))
+        change = partial(erase, self._database, user_id)
+        while await self._calls.write("erase", Write(change=change, erases=True)):
+            change = partial(erase_more, self._database, user_id)
 
     # Bulk
 
@@ -214,7 +211,8 @@ class HistoryTable:
     # Internals
 
     def _read(self, user_id: str, limit: int) -> TypedHistory | None:
-        rows = self._database.read(HISTORY, {"user_id": user_id, "left_out": self._left_out})
+        of_user = {"user_id": user_id, "hash": user_hash(user_id, self._database.salt)}
+        rows = self._database.read(self._history, of_user)
         parts, disliked = parts_of_history(rows, self._not_history)
         events = [(item, None if name == SEED_TYPE else name) for item, name in parts]
         if not events and not disliked:

@@ -161,7 +161,7 @@ class PostgresDatabase(Database):
     def leave_bytes(self, connection: sa.Connection) -> None:
         """Nothing: PostgreSQL removes deleted rows itself, in the background."""
 
-    def overwrite(self, *, erased: bool = False) -> None:
+    def overwrite(self, most: float = 0) -> None:
         """Nothing, as in `leave_bytes`."""
 
     def lock(self, connection: sa.Connection, number: int, *, shared: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import REAL, BigInteger, Column, Double, Index, Integer, MetaData, Table, Text
 
 SCHEMA_VERSION = 11  # a value of STATE
@@ -32,6 +33,17 @@ EVENTS = _table(
     Index("events_by_user", "user_id", "time_ms", "id"),
     Index("events_by_event_id", "event_id", unique=True),
 )
+FEEDBACK = EVENTS.c.recommendation_id.is_not(None)
+UNCOUNTED = ("feedback", "impression", "remove_from_cart", "skip")  # often most of a user's events
+# Written out in queries as in the index: databases find it by that.
+TYPES = sa.bindparam(None, UNCOUNTED, expanding=True, literal_execute=True)
+COUNTED = EVENTS.c.type.not_in(TYPES)
+for name_, columns_, where_ in (
+    ("events_by_answer", ("recommendation_id", "user_id", "type", "time_ms"), FEEDBACK),
+    ("events_counted", ("user_id", "time_ms", "id"), COUNTED),
+):
+    keys_ = [EVENTS.c[name] for name in columns_]
+    Index(name_, *keys_, sqlite_where=where_, postgresql_where=where_)
 EVENT_COLUMNS = tuple(column.name for column in EVENTS.columns)[1:]  # without the id
 
 # Users whose events were erased, by a hash with the salt in STATE.

@@ -1,5 +1,6 @@
 """Remembered answers of a store, and the exposures of experiments."""
 
+import itertools
 import json
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -13,6 +14,7 @@ from recsys.serving.stores.records import SKEW_MS, Exposed, Given, Served
 from recsys.serving.stores.schema import EVENTS, EXPOSURES, RECOMMENDATIONS
 
 SERVED_KEPT = 100_000  # answers remembered at most
+ITEM_BYTES = 2_048  # of the items of one, as JSON; those behind are not remembered
 SERVED_WAITING = 10_000  # of them, not yet written
 DROPPED_AT_ONCE = 2_000  # exposures in a transaction, about 0.03 s
 EXPOSURES_OF_USER = 100  # in one experiment; later answers do not count
@@ -46,7 +48,8 @@ INSERT_EXPOSURE = _insert_exposure()
 class ServedTable:
     """Answers that are remembered to link feedback to them, the newest `SERVED_KEPT`.
 
-    They are written in the background, with the next group of writes.
+    Of the items of one, those are remembered that fit in `ITEM_BYTES`. Answers are written in the
+    background, with the next group of writes.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -153,11 +156,13 @@ class ServedTable:
 
 
 def _row(served: Served) -> dict[str, Any]:
+    ends = itertools.accumulate(len(item.encode()) + 4 for item in served.items)  # ", " and quotes
+    fitting = served.items[: sum(end <= ITEM_BYTES for end in ends)]
     return {
         "recommendation_id": served.recommendation_id,
         "user_id": served.user,
         "model": served.model,
-        "items": json.dumps(served.items, ensure_ascii=False),
+        "items": json.dumps(fitting, ensure_ascii=False),
         "time_ms": served.time_ms,
     }
 

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import time
 import uuid
 from collections.abc import Iterable
 from contextlib import closing
@@ -24,9 +23,7 @@ LEFT_BYTES = "left_bytes"  # key of STATE while bytes of erased users may be on 
 BUSY_TIMEOUT_S = 0.5
 PATIENT_S = 30.0  # of bulk work
 OVERWRITE_WAIT_MS = 100  # for a reader or another writer, before overwriting is put off
-AT_ONCE_BYTES = 8 << 20  # largest file for whose rewriting an erasure waits, about 0.1 s
-REST = 9.0  # after rewriting a file, the time without rewriting, in durations of it
-RETRY_S = 10.0
+AT_ONCE_BYTES = 16 << 20  # largest file that is rewritten while the store is used
 
 
 class SqliteDatabase(Database):
@@ -36,10 +33,9 @@ class SqliteDatabase(Database):
     writes survive a killed process and a power cut.
 
     `secure_delete` overwrites deleted rows, but not the copies that SQLite leaves in unused parts
-    of pages when it balances a tree. So the file is rewritten (`VACUUM`) after an erasure. A small
-    one is rewritten before the erasure is answered. A larger one is rewritten within a second of
-    it, for at most a tenth of the time, and other writes wait meanwhile. A row of the state stands
-    for what is left to do, over a restart.
+    of pages when it balances a tree. So the file is rewritten (`VACUUM`) after an erasure, while
+    other writes wait: at once if that takes less than a second, and otherwise at the next start. A
+    row of the state stands for what is left to do.
     """
 
     readers: ClassVar[int] = 2
@@ -56,8 +52,6 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path) -> None:
         """Open the file, creating it where there is none."""
         self._path = path
-        self._may_have_left = True  # bytes of erased users
-        self._rest_until = 0.0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)  # histories are private
@@ -97,8 +91,7 @@ class SqliteDatabase(Database):
         Its owner alone can read it.
 
         Raises:
-            DataError: there is a file already.
-            LockedError: another process writes it.
+            DataError, LockedError: there is a file already, or another process writes it.
         """
         with locked(file), self.bulk() as connection:
             if file.exists():
@@ -110,38 +103,23 @@ class SqliteDatabase(Database):
 
     def leave_bytes(self, connection: sa.Connection) -> None:
         """Record that bytes are left until the file is rewritten."""
-        self._may_have_left = True
         # A value of its own: who has rewritten the file before removes no later row.
         self.put_state(connection, LEFT_BYTES, uuid.uuid4().hex)
 
-    def overwrite(self, *, erased: bool = False) -> None:
-        """Rewrite the file after an erasure, at once if it is small."""
-        if not self._may_have_left or (not erased and time.monotonic() < self._rest_until):
-            return
-        start = time.monotonic()
+    def overwrite(self, most: float = AT_ONCE_BYTES) -> None:
+        """Rewrite a file that has bytes of erased users, and empty its log, if it is small."""
         try:
-            if self._path.stat().st_size > AT_ONCE_BYTES and (erased or self.is_closing):
-                return
             with self._bulk_engine.connect() as connection:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout = {OVERWRITE_WAIT_MS}")
-                self._may_have_left = not self._rewrite(connection)
+                reason = self.state(connection, LEFT_BYTES)
+                if reason is None or self._path.stat().st_size > most:
+                    return
+                connection.exec_driver_sql("VACUUM")
+                # The log has the old pages; an active reader delays its truncation.
+                (busy, _, _) = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+                if not busy:
+                    is_done = (STATE.c.key == LEFT_BYTES) & (STATE.c.value == json.dumps(reason))
+                    connection.execute(sa.delete(STATE).where(is_done))
         except FAILURES as error:  # the erasure itself is committed
             message = getattr(error, "orig", error)
             logger.warning("store %s: after an erasure: %s", self.place, message)
-        end = time.monotonic()
-        pause = RETRY_S if self._may_have_left else 0.0
-        self._rest_until = end + max(pause, REST * (end - start))
-
-    def _rewrite(self, connection: sa.Connection) -> bool:
-        """Rewrite the file and empty its log, if there is a reason; whether nothing is left."""
-        reason = self.state(connection, LEFT_BYTES)
-        if reason is None:
-            return True
-        connection.exec_driver_sql("VACUUM")
-        # The log has the old pages; an active reader delays its truncation.
-        (busy, _, _) = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
-        if busy:
-            return False
-        is_done = (STATE.c.key == LEFT_BYTES) & (STATE.c.value == json.dumps(reason))
-        connection.execute(sa.delete(STATE).where(is_done))
-        return True

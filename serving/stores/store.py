@@ -5,8 +5,11 @@ Readers are a few threads; all writes go through one thread (`calls`), in one tr
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from recsys.serving.stores.calls import Calls, Write
 from recsys.serving.stores.database import ERASING, FAILURES, UNAVAILABLE, Database
+from recsys.serving.stores.erasures import erase_more
 from recsys.serving.stores.history import HistoryTable
 from recsys.serving.stores.journal import JournalTable, StateTable
 from recsys.serving.stores.records import NOT_HISTORY, Observer, Served, StoreError
@@ -59,25 +63,20 @@ class Store:
         self.limit_reads = self._calls.limit_reads
         self._calls.start(self._commit)
 
-    @property
-    def salt(self) -> bytes:
-        """Random bytes of the hashes of users, the same for every process."""
-        return self.database.salt
-
-    @property
-    def reachable(self) -> bool:
-        """Whether the last call reached the database."""
-        return self.database.reachable
+    async def prepare(self) -> None:
+        """Do what the last stop of a service has left to do."""
+        change = partial(erase_more, self.database, None)
+        while await self._calls.write("erase", Write(change=change, erases=True)):
+            pass
+        await asyncio.to_thread(self.database.overwrite, math.inf)
 
     def close(self) -> None:
         """Write what is queued and release everything; no call may follow."""
-        self.database.is_closing = True
         self._calls.close()
         self.database.close()
 
     def _commit(self, group: list[Write]) -> list[Any]:
         """Make a group durable, and remember answers (on the writing thread)."""
-        self.database.overwrite()
         answers = self.served.take()
         if not group and not answers:
             return []
@@ -95,7 +94,7 @@ class Store:
             return [outcome for write in group for outcome in self._commit([write])]
         self.database.works()
         if any(write.erases for write in group):
-            self.database.overwrite(erased=True)
+            self.database.overwrite()
         return outcomes
 
     def _write_answers(self, answers: Sequence[Served]) -> None:

@@ -25,7 +25,7 @@ async def test_readiness_depends_on_the_store_if_it_is_to(
     chosen = settings.model_copy(update={"ready_without_store": without})
     async with running(chosen, recommender=recommender) as (client, service):
         assert (await client.get("/health/ready")).status_code == 200
-        monkeypatch.setattr(type(service.store), "reachable", property(lambda _: False))
+        monkeypatch.setattr(service.store.database, "is_away", True)
         response = await client.get("/health/ready")
         assert response.status_code == (200 if without else 503)
         if not without:
@@ -54,13 +54,13 @@ async def test_a_locked_store_is_noticed_and_answered_in_time(
         lock.execute("ROLLBACK")
         lock.close()
         assert (await client.post("/v1/events", json=event)).status_code == 200
-        assert service.store.reachable
+        assert not service.store.database.is_away
 
 
 async def test_a_call_that_reaches_the_store_makes_it_reachable(settings, recommender, running):
     async with running(settings, recommender=recommender) as (_, service):
         store = service.store
         assert isinstance(store.database.explain(OSError("gone")), StoreError)
-        assert not store.reachable
+        assert store.database.is_away
         await store.history.read("ada", 5)
-        assert store.reachable
+        assert not store.database.is_away

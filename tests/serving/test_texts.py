@@ -159,7 +159,7 @@ async def test_masks_beyond_their_bound_are_not_kept(on, recommender, running, m
     ):
         answers = [await found(client, "size") for _ in range(2)]
         assert answers[0] == answers[1]
-        assert service._texts._formats["size"]._constraint is None
+        assert service.texts._formats["size"]._constraint is None
 
 
 async def test_a_format_works_after_an_error(on, recommender, running, monkeypatch):

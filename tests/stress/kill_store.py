@@ -128,7 +128,7 @@ class Erasures:
                     [len(await opened.history.events(user, 99)) != 20 for user in acknowledged]
                 )
                 lost += sum([len(await opened.history.events(user, 99)) != 0 for user in erased])
-                await opened.state.change("round", dict.clear)  # begins with what a kill left to do
+                await opened.prepare()  # does what a kill left to do
             finally:
                 opened.close()
             return lost

@@ -49,7 +49,7 @@ async def test_a_backup_has_every_row(full, tmp_path, opened, event):
     assert (tmp_path / "out" / "backup.db").stat().st_mode & 0o777 == 0o600
     assert rows(tmp_path / "out" / "backup.db") == rows(tmp_path / "shop.db")
     copy = opened(shutil.copy(tmp_path / "out" / "backup.db", tmp_path / "restored.db"))
-    assert copy.salt == full.salt
+    assert copy.database.salt == full.database.salt
     assert copy.database.read(sa.text("PRAGMA journal_mode")) == [("wal",)]
     assert await copy.history.append([event("3", user="eve")]) == Appended(ignored=1)
 

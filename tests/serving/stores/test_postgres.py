@@ -49,7 +49,7 @@ async def test_calls_of_a_server_that_hangs_fail_at_once(postgres, opened, event
     store = opened(postgres.url)
     await store.history.append([event("1")])
     await asyncio.gather(*(store.history.read("ada", 9) for _ in range(20)))
-    assert store.reachable
+    assert not store.database.is_away
     tried = []
     limited = store.database.limited
     monkeypatch.setattr(store.database, "limited", lambda c: (tried.append(1), limited(c))[1])
@@ -65,12 +65,12 @@ async def test_calls_of_a_server_that_hangs_fail_at_once(postgres, opened, event
                 with pytest.raises(StoreError, match="did not answer a moment ago"):
                     await store.history.append([event("lost")])
         assert len(tried) == before  # not one of them reached the database
-        assert not store.reachable
+        assert store.database.is_away
     finally:
         await asyncio.to_thread(postgres.thaw)
     store.database._again_at = time.monotonic()  # the pause is over
     assert (await store.history.read("ada", 9)).items == ["x"]
-    assert store.reachable
+    assert not store.database.is_away
 
 
 async def test_a_store_closes_while_its_server_hangs(postgres, opened, event):
@@ -178,7 +178,7 @@ async def test_an_erasure_waits_for_events_of_the_user_that_are_being_written(
 
 async def test_many_processes_may_start_at_once_on_an_empty_database(postgres, opened):
     stores = await asyncio.gather(*(asyncio.to_thread(opened, postgres.url) for _ in range(5)))
-    assert len({store.salt for store in stores}) == 1
+    assert len({store.database.salt for store in stores}) == 1
 
 
 def test_the_error_of_an_unreachable_server_hides_its_password():

@@ -1,9 +1,9 @@
 import contextlib
-import math
 import random
 import sqlite3
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,23 +50,6 @@ def test_a_place_that_cannot_be_written_is_refused_with_its_name(path):
         open_store(path / "inside.db")
 
 
-def test_the_file_is_in_wal_mode_and_every_lookup_uses_an_index(path, opened):
-    opened(path)
-    assert query(path, "PRAGMA journal_mode") == [("wal",)]
-    plans = {
-        "SELECT item_id FROM events WHERE user_id = 'a' AND type NOT IN ('b')"
-        " ORDER BY time_ms DESC, id DESC LIMIT 5": "events_by_user (user_id=?)",
-        "SELECT digest FROM events WHERE event_id IN (SELECT value FROM json_each('[]'))":
-            "events_by_event_id (event_id=?)",
-        "SELECT DISTINCT user_id FROM events WHERE user_id >= 'a' ORDER BY user_id LIMIT 5":
-            "COVERING INDEX events_by_user (user_id>?)",
-    }  # fmt: skip
-    for sql, index in plans.items():
-        steps = [str(row[3]) for row in query(path, f"EXPLAIN QUERY PLAN {sql}")]
-        assert index in steps[0], steps
-        assert not any("TEMP B-TREE" in step for step in steps), steps
-
-
 def test_others_on_the_machine_may_not_read_a_new_store(path, opened):
     store = opened(path)
     store.history.count()
@@ -85,7 +68,7 @@ async def test_commits_are_synced_and_erased_bytes_are_overwritten(path, opened,
     await store.history.read(secret, 10)
     await store.history.erase(secret)
     assert secret.encode() not in on_disk(path)
-    assert user_hash(secret, store.salt).encode() in on_disk(path)
+    assert user_hash(secret, store.database.salt).encode() in on_disk(path)
     assert (await store.history.read("bob", 1)).items == ["x"]
 
 
@@ -159,60 +142,26 @@ def test_nothing_is_lost_if_writers_are_killed(python, program, kinds, kills):
     assert [row[-2:] for row in rows] == [["0", "0"]] * kinds  # lost and left
 
 
-@pytest.fixture
-def large(monkeypatch):
-    """Every store counts as a large one, which is rewritten after the answer."""
-    monkeypatch.setattr(sqlite_module, "AT_ONCE_BYTES", 0)
-    monkeypatch.setattr(sqlite_module, "REST", 0.0)
-
-
 def left_to_do(path):
     return bool(query(path, "SELECT * FROM state WHERE key = 'left_bytes'"))
 
 
-@pytest.mark.usefixtures("large")
-async def test_a_large_store_is_rewritten_after_the_answer(path, opened, event, monkeypatch):
+async def test_a_large_store_is_rewritten_at_the_next_start(path, opened, event, monkeypatch):
+    monkeypatch.setattr(sqlite_module.SqliteDatabase.overwrite, "__defaults__", (0,))
     users = ids(50)
     store = opened(path)
     await fill(store, event, users)
-    rewritten: list[bool] = []
-    rewrite = store.database._rewrite
-
-    def watch(connection):
-        rewritten.append(left_to_do(path))
-        return rewrite(connection)
-
-    monkeypatch.setattr(store.database, "_rewrite", watch)
-    monkeypatch.setattr(store.database, "_rest_until", math.inf)
-    await store.history.erase(users[0])
-    assert rewritten == []
-    monkeypatch.setattr(store.database, "_rest_until", 0.0)
-    await store.state.change("k", dict.clear)  # the writer begins with what is due
-    assert rewritten == [True]
-    assert not left_to_do(path)
-    assert users[0].encode() not in on_disk(path)
-
-
-@pytest.mark.usefixtures("large")
-async def test_what_a_stop_left_is_done_after_the_next_start(path, opened, event):
-    users = ids(50)
-    store = open_store(path)
-    await fill(store, event, users)
-    store.database._rest_until = math.inf  # no time for it, as with a very large store
     for user in users[:25]:
         await store.history.erase(user)
-    store.close()
+    await opened(path).state.change("k", dict.clear)  # a program that does not serve
     assert left_to_do(path)
-    again = opened(path)
-    await again.state.change("k", dict.clear)
+    await opened(path).prepare()
     assert not left_to_do(path)
     content = on_disk(path)
     assert not [user for user in users[:25] if user.encode() in content]
 
 
-async def test_a_reader_delays_the_truncation_of_the_log(path, opened, event, monkeypatch):
-    monkeypatch.setattr(sqlite_module, "RETRY_S", 0.0)
-    monkeypatch.setattr(sqlite_module, "REST", 0.0)
+async def test_a_reader_delays_the_truncation_of_the_log(path, opened, event):
     store = opened(path)
     secret = "SECRET-" * 20
     await store.history.append([event("1", user=secret), event("2", user="bob")])
@@ -221,7 +170,7 @@ async def test_a_reader_delays_the_truncation_of_the_log(path, opened, event, mo
     await store.history.erase(secret)
     assert left_to_do(path)
     exported.close()
-    await store.state.change("k", dict.clear)
+    await store.prepare()
     assert not left_to_do(path)
     assert secret.encode() not in on_disk(path)
 
@@ -232,10 +181,10 @@ async def test_a_failure_after_an_erasure_does_not_undo_it(
     store = opened(path)
     await store.history.append([event("1")])
 
-    def full(connection):
+    def full():
         raise OSError("database or disk is full")
 
-    monkeypatch.setattr(store.database, "_rewrite", full)
+    monkeypatch.setattr(store.database, "_bulk_engine", SimpleNamespace(connect=full))
     await store.history.erase("ada")
     assert await store.history.events("ada", 9) == []
     assert "after an erasure: database or disk is full" in caplog.text
