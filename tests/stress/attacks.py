@@ -136,6 +136,7 @@ BODIES: dict[str, tuple[int, str, Any]] = {  # connections, path, body
     "event batches": (4, "/v1/events", {"events": [{"user": "u", "item": "B0001"}] * 5000}),
     "large ranks": (4, "/v1/rank", {"history": NAMES[:100], "items": NAMES}),
     "small batches": (40, BATCH, batch(100, {"history": ["B0001"], "k": 1})),
+    "uncounted events": (16, RECOMMEND, {"user": "busy"}),
     "metrics": (40, "/metrics", None),  # without a body: GET
     "today": (2, "/v1/today?days=7", None),
     "trending": (2, "/v1/lists/trending", None),
@@ -194,6 +195,25 @@ async def large_titles(to: Target) -> None:
 
 
 FACE = "\U0001f600"  # four bytes
+LONGEST = [FACE * 250 + f"{place}" for place in range(200)]
+
+
+async def longest_ids(to: Target) -> None:
+    """Batches whose answers have the items with the longest ids."""
+    item = {"like": "B0001", "attributes": {"tags": ["longest"]}}
+    await in_turn(to, "/v1/items", [{"items": [{"item_id": name, **item} for name in LONGEST]}])
+    wanted = {"must": [{"key": "tags", "match": "longest"}]}
+    await to.send(BATCH, batch(100, {"history": ["unknown"], "k": 200, "filter": wanted}))
+
+
+async def erasures(to: Target) -> None:
+    """A user with many events is erased, again and again."""
+    events = {"events": [{"user": "busy", "item": "B0001", "type": "impression"}] * 5_000}
+    while True:
+        await in_turn(to, "/v1/users/busy", [None], "DELETE")
+        await in_turn(to, "/v1/events", [events])
+
+
 LARGE = [f"F{place}" for place in range(200)]
 ALL_LARGE = {"must": [{"key": "item_id", "any": LARGE}]}
 LISTED = [  # requests whose answers have 200 items with all their attributes
@@ -382,7 +402,7 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
 for count_, attack_ in (
     (2, wide_filters), (3, replaced_items), (8, large_titles), (4, conflicting_events),
     (1, large_lists), (40, slow_lists), (100, waiting_rules), (2, long_ids),
-    (3, replaced_rules), (4, new_filters),
+    (3, replaced_rules), (4, new_filters), (4, longest_ids), (2, erasures),
     (4, unknown_items), (2, long_texts), (40, histories), (4, wrong_keys),
     (60, many_lines), (1, idle_connections), (100, slow_bodies),
     (4, tiny_pieces), (4, pipelines), (4, connections_without_end), (4, garbage),

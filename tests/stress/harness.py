@@ -50,7 +50,7 @@ def some_item(rng: random.Random) -> str:
 
 
 def fill_store(path: Path) -> None:
-    """Make a store with as many answers and newest events as figures are made of."""
+    """Make a store as full as figures read it, with a user `busy` whose events do not count."""
     rng, store, now, part = random.Random(0), open_store(path), now_ms(), 5_000
     database = store.history._database
     with database.bulk(database.begin) as connection:
@@ -64,6 +64,7 @@ def fill_store(path: Path) -> None:
                 for n, one in enumerate(answers, first)
                 for kind in ("view", "click")
             ]
+            events += [Event(None, "busy", "B0001", "impression", now)] * part
             store.served.insert(connection, answers)
             store.history.insert(connection, [events])
         connection.exec_driver_sql("COMMIT")
