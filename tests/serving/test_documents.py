@@ -20,7 +20,7 @@ from recsys.serving.catalog_changes import MOST_SHOWN
 from recsys.serving.errors import KINDS
 from recsys.serving.event_columns import DEPTH
 from recsys.serving.experiments import MOST_EXPOSURES
-from recsys.serving.limits import IN_TORCH, PROVEN_BLEND
+from recsys.serving.limits import IN_TORCH, PROVEN, PROVEN_BLEND
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import BODIES
 from recsys.serving.models import Models
@@ -116,11 +116,12 @@ def test_documented_limits_are_those_of_the_code():
         f"A service has at most {MOST_ALIASES} aliases",
         f"A title has at most {title:,} characters",
         f"requests of more than {'four' * (MUCH == 4)} have a queue",
-        f"{'ten' * (PROVEN_BLEND == 10)} times if blended, {'five' * (IN_TORCH == 5)} times with",
-        f"The last {served.SERVED_KEPT:,} answers are stored",
+        f"{'seven' * (PROVEN == 7)} times that with `guarantee: global`, "
+        f"{'ten' * (PROVEN_BLEND == 10)} if blended, {'five' * (IN_TORCH == 5)} with a trace",
+        f"{served.SERVED_KEPT:,} answers are stored, with {served.ITEM_BYTES >> 10} KiB of items",
         f"the last {served.SERVED_KEPT:,} answers (`answers_complete`) and the newest "
         f"{DEPTH:,} events",
-        f"before the answer if it is at most {sqlite.AT_ONCE_BYTES >> 20} MiB",
+        f"at once up to {sqlite.AT_ONCE_BYTES >> 20} MiB",
         f"calls fail after {postgres.CALL_S:.0f} s",
         f"up to `deadline_ms` + {server.GRACE_S} s",
         f"over {server.MAX_HEAD >> 10} KiB, is `application/problem+json`",
