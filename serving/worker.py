@@ -112,8 +112,9 @@ class DecodeWorker:
             self._trimming.cancel()
         for threads in (self._worker, self._aside, self._helpers):
             threads.shutdown()
-        gc.unfreeze()
-        gc.set_threshold(*self._collected_after)
+        if self._settings.gc_freeze:
+            gc.unfreeze()
+            gc.set_threshold(*self._collected_after)
 
     def _load(self, bundle: Path, loaded: Recommender | None) -> Recommender:
         def load(device: str) -> Recommender:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import AnyPhase, PathId, Route, json_response, pay_for, unhurried
+from recsys.serving.api.routing import AnyPhase, PathId, Route, json_response, pay_for
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.events import (
@@ -41,9 +41,8 @@ async def get_history(
 
 @router.delete("/{user_id:id}", status_code=204, response_class=Response)
 @requires(Scope.WRITE)
-@unhurried
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
-    """Erase a user: events and remembered recommendations. It can be repeated.
+    """Erase a user: events and remembered recommendations. It can be repeated, and goes on after 504.
 
     Earlier events do not return with a late delivery or a data set.
     """

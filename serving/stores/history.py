@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -45,6 +46,7 @@ class HistoryTable:
         """Use a store; events of the types `not_history` are not part of a history."""
         self._calls, self._database = calls, calls.database
         self._not_history = not_history
+        self._erasing: set[asyncio.Task[None]] = set()
         # With fewer types left out, the events of all are read: as many, whatever they are.
         is_usual = all(sign_of(name, not_history) is Sign.LEFT_OUT for name in UNCOUNTED)
         history = sa.select(EVENTS.c.item_id, EVENTS.c.type).where(*OF_USER)
@@ -120,11 +122,17 @@ class HistoryTable:
 
         Events from before the erasure do not return with a late delivery or a data set;
         later events are accepted. The call can be repeated. It returns when all is deleted, in
-        parts; nothing is read from the first one on. `Store.prepare` goes on after a stop.
+        parts; nothing is read from the first one on. That goes on if the caller does not wait, and
+        after a stop (`Store.prepare`).
         """
         if "\0" in user_id:
             return
+        task = asyncio.create_task(self._erase(user_id))
+        self._erasing.add(task)
+        task.add_done_callback(self._erasing.discard)
+        await asyncio.shield(task)
 
+    async def _erase(self, user_id: str) -> None:
         change = partial(erase, self._database, user_id)
         while await self._calls.write("erase", Write(change=change, erases=True)):
             change = partial(erase_more, self._database, user_id)

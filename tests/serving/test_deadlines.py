@@ -75,6 +75,23 @@ async def test_a_change_goes_on_after_its_deadline(hurried, recommender, until):
     assert await service.store.journal.read(catalog_changes.JOURNAL)  # it is durable too
 
 
+async def test_an_erasure_goes_on_after_its_deadline(hurried, monkeypatch, until):
+    client, service = hurried
+    history, free = service.store.history, asyncio.Event()
+    erase = history._erase
+
+    async def erase_late(user):
+        await free.wait()
+        await erase(user)
+
+    monkeypatch.setattr(history, "_erase", erase_late)
+    await client.post("/v1/events", json={"events": [{"user": "u", "item": "item-1"}]})
+    assert (await client.delete("/v1/users/u")).status_code == 504
+    free.set()
+    await until(lambda: not history._erasing)
+    assert (await client.get("/v1/users/u/history")).status_code == 404
+
+
 async def test_a_batch_enters_the_queue_one_by_one(client, service, recommender, until):
     recommender.gate.clear()
     requests = [{"history": [f"item-{i}"], "k": 2} for i in range(60)]
