@@ -42,9 +42,10 @@ async def get_history(
 @router.delete("/{user_id:id}", status_code=204, response_class=Response)
 @requires(Scope.WRITE)
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
-    """Erase a user: events and remembered recommendations. It can be repeated, and goes on after 504.
+    """Erase a user: events and remembered recommendations.
 
-    Earlier events do not return with a late delivery or a data set.
+    It can be repeated, and goes on after 504. Earlier events do not return with a late delivery or
+    a data set.
     """
     await service.store.history.erase(user_id)
     service.metrics.erasures.inc()

@@ -195,15 +195,6 @@ async def large_titles(to: Target) -> None:
 
 
 FACE = "\U0001f600"  # four bytes
-LONGEST = [FACE * 250 + f"{place}" for place in range(200)]
-
-
-async def longest_ids(to: Target) -> None:
-    """Batches whose answers have the items with the longest ids."""
-    item = {"like": "B0001", "attributes": {"tags": ["longest"]}}
-    await in_turn(to, "/v1/items", [{"items": [{"item_id": name, **item} for name in LONGEST]}])
-    wanted = {"must": [{"key": "tags", "match": "longest"}]}
-    await to.send(BATCH, batch(100, {"history": ["unknown"], "k": 200, "filter": wanted}))
 
 
 async def erasures(to: Target) -> None:
@@ -402,7 +393,7 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
 for count_, attack_ in (
     (2, wide_filters), (3, replaced_items), (8, large_titles), (4, conflicting_events),
     (1, large_lists), (40, slow_lists), (100, waiting_rules), (2, long_ids),
-    (3, replaced_rules), (4, new_filters), (4, longest_ids), (2, erasures),
+    (3, replaced_rules), (4, new_filters), (2, erasures),
     (4, unknown_items), (2, long_texts), (40, histories), (4, wrong_keys),
     (60, many_lines), (1, idle_connections), (100, slow_bodies),
     (4, tiny_pieces), (4, pipelines), (4, connections_without_end), (4, garbage),
