@@ -122,8 +122,7 @@ class HistoryTable:
 
         Events from before the erasure do not return with a late delivery or a data set;
         later events are accepted. The call can be repeated. It returns when all is deleted, in
-        parts; nothing is read from the first one on. That goes on if the caller does not wait, and
-        after a stop (`Store.prepare`).
+        parts, which also happens without the caller, or after a stop (`Store.prepare`).
         """
         if "\0" in user_id:
             return
