@@ -1,4 +1,4 @@
-"""Columns are recognised by name and content; what is ambiguous is refused with the flag."""
+"""Columns, answers and ids of files; what is ambiguous is refused with the flag."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from recsys.data.column_notes import ignored_availability, shortened_ids, unread_exclusions
+from recsys.data.availability import read_available, share_of_answers
+from recsys.data.column_notes import ignored_availability, unread_exclusions
 from recsys.data.columns import recognise_events, recognise_items
+from recsys.data.ids import refuse_lost_zeros
 from recsys.data.sample import Roles, Sample
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
@@ -204,15 +206,6 @@ def test_columns_of_what_is_gone_have_a_role(column, value, role) -> None:
     assert len(unread_exclusions(items, roles, {})) == (role is None)
 
 
-def test_ids_that_a_spreadsheet_shortened_are_named() -> None:
-    ean = lambda row: "4.00638E+12" if row % 3 else f"40063810000{row:02}"  # noqa: E731
-    events = sample(user=user, item=ean, ts=time)
-    roles = recognise_events(events, {}, None, RULES)
-    (said,) = shortened_ids(events, roles)
-    for part in ("'item'", "'4.00638E+12'", "in 40 of its first rows", "as text"):
-        assert part in said
-
-
 @pytest.mark.parametrize(
     ("column", "values", "role"),
     [
@@ -282,3 +275,41 @@ def test_short_texts_are_titles_if_there_are_no_others(columns, found) -> None:
     known = pa.chunked_array([pa.array([f"s{n}" for n in range(11)])])
     roles = names(recognise_items(items, {}, "sku", known, RULES))
     assert {role: roles[role] for role in ("title", "text") if role in roles} == found
+
+
+def test_ids_that_lost_their_zeros_are_refused() -> None:
+    known = pa.array(["00001", "00001", "00010", "7", "ab01"])
+    refuse_lost_zeros("item", pa.array(["00001", "7", "11", "b01"]), known, Path("night.csv"))
+    with pytest.raises(DataError) as error:
+        refuse_lost_zeros("item", pa.array(["10", "1", "1", "7"]), known, Path("night.csv"))
+    for part in ("night.csv: 2 ids of items", "'10' and '00010'", "export the ids as text"):
+        assert part in str(error.value)
+
+
+def test_ids_that_the_data_tell_apart_are_known() -> None:
+    known = pa.array(["1", "00001", "7"])
+    refuse_lost_zeros("user", pa.array(["1", "00001", "7"]), known, Path("night.csv"))
+    with pytest.raises(DataError, match="'007' and '7'"):
+        refuse_lost_zeros("user", pa.array(["007"]), known, Path("night.csv"))
+
+
+@pytest.mark.parametrize(
+    ("yes", "no"),
+    [
+        ("yes", "no"), ("true", "False"), ("1", "0"), ("12", "-3"), ("2,5", "0.0"),
+        ("in stock", "Out of Stock"), ("active", "draft"), ("ja", "nein"), ("oui", "non"),
+        ("auf Lager", "ausverkauft"), ("verfügbar", "nicht verfügbar"), ("sí", "no"),
+        ("disponible", "épuisé"), ("disponibile", "esaurito"), ("op voorraad", "uitverkocht"),
+    ],
+)  # fmt: skip
+def test_words_and_numbers_say_yes_or_no(yes: str, no: str) -> None:
+    column = pa.chunked_array([[yes, no, None, "perhaps"]])
+    assert read_available(column).to_pylist() == [True, False, None, None]
+    assert share_of_answers(pa.chunked_array([[yes, no]])) == 1.0
+
+
+def test_one_answer_for_all_items_says_nothing() -> None:
+    assert share_of_answers(pa.chunked_array([["yes", "yes"]])) == 1.0
+    assert share_of_answers(pa.chunked_array([["no", "no"]])) == 0.0
+    assert share_of_answers(pa.chunked_array([["red", "blue"]])) == 0.0
+    assert share_of_answers(pa.chunked_array([], pa.string())) == 0.0

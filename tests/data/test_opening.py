@@ -8,19 +8,24 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from recsys.data.columns import recognise_events
-from recsys.data.files import Damage
+from recsys.data.files import Damage, read_integer_lines, read_lines
+from recsys.data.item_texts import aligned, read_index, read_item_texts
 from recsys.data.opening import BLOCK, find_tables, open_table
+from recsys.data.raw import RawData, events_table, items_table
 from recsys.data.sample import Sample
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 
 TEXT = "kunde;artikel;grösse\n1;00123;1,5\n2;00124;2\n"
 ROWS = {"kunde": ["1", "2"], "artikel": ["00123", "00124"], "grösse": ["1,5", "2"]}
+EVENTS = events_table(["u", "u"], ["a", "b"])
+ITEMS = items_table(["a", "b"], {"a": "A"}, {}, {})
 
 
 def read(path: Path, damage: Damage | None = None) -> dict[str, list[str]]:
@@ -201,3 +206,63 @@ def test_long_records_around_long_lists_are_refused(tmp_path, end):
     )
     with pytest.raises(DataError, match="repeated for each entry of their lists"):
         open_table(file, explode=True).read(Damage())
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"\xef\xbb\xbf1 2\n")
+    assert read_integer_lines(path) == [[1, 2]]
+    assert next(read_lines(path)) == (1, "1 2")
+
+
+def test_integer_lines_leave_out_empty_ones_and_take_any_blanks(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"1 2\t3\r\n\n 4 \n")
+    assert read_integer_lines(path) == [[1, 2, 3], [4]]
+
+
+def test_an_index_takes_any_letters(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", b'{"1": ["<x_0>", "<lvl_255>"], "0": ["<a_3>", "<b_4>"]}')
+    assert read_index(path) == {1: (0, 255), 0: (3, 4)}
+
+
+def test_codes_are_in_the_order_of_the_items(tmp_path: Path) -> None:
+    codes = {0: (1,), 1: (2,), 2: (3,)}
+    assert aligned(codes, np.array([2, 0, 1]), tmp_path).tolist() == [[3], [1], [2]]
+
+
+def test_item_texts_lose_markup_and_written_out_lists(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        b"""{"0": {"title": "A &amp; B", "description": "['One. ', '', '<b>Two</b>']",
+                  "brand": "", "categories": "Tools, Home, Tools"},
+            "1": {"title": "C", "description": "['cut', 'o"}, "2": {}}""",
+    )
+    first, second, third = read_item_texts(path).values()
+    assert (first.title, first.description) == ("A & B", "One. , Two")
+    assert first.brand is None
+    assert first.categories == ["Tools", "Home"]
+    assert second.description == "cut', 'o"
+    assert (third.title, third.categories) == ("", [])
+
+
+def test_an_item_without_a_title_is_called_by_its_id() -> None:
+    assert ITEMS.to_pylist() == [
+        {"item_id": "a", "title": "A", "text": ""},
+        {"item_id": "b", "title": "b", "text": ""},
+    ]
+
+
+@pytest.mark.parametrize("name", ["title", "semantic_id"])
+def test_an_attribute_may_not_take_a_reserved_name(name: str) -> None:
+    with pytest.raises(DataError, match=f"attribute '{name}' has a reserved name"):
+        items_table(["a"], {}, {}, {name: pa.array([1])})
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(DataError, match="items lack the columns"):
+        RawData(EVENTS, ITEMS.select(["item_id"]))
+    with pytest.raises(DataError, match="item 'a' is described twice"):
+        RawData(EVENTS, items_table(["b", "a", "a"], {}, {}, {}))
+    with pytest.raises(DataError, match="item 'b' occurs in events but"):
+        RawData(EVENTS, items_table(["a"], {}, {}, {}))
+    with pytest.raises(DataError, match="codes: 1 rows for 2 items"):
+        RawData(EVENTS, ITEMS, np.zeros((1, 2), np.int32))

@@ -157,3 +157,19 @@ def test_small_numbers_are_no_times_of_events() -> None:
 )
 def test_local_times_are_told_from_others(texts, found):
     assert find_zones(pa.chunked_array([pa.array(texts, pa.string())])) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "nanosecond"),
+    [("1700000000123.25", 123_250_000), ("1700000000123456.75", 123_456_750)],
+)
+def test_decimals_of_small_units_are_kept(text, nanosecond):
+    column = pa.chunked_array([[text]])
+    found = read_moments(column, TimeRules("auto", "UTC", None, 0))
+    assert found.second.to_pylist() == [1_700_000_000]
+    assert found.nanosecond.to_pylist() == [nanosecond]
+
+
+@pytest.mark.parametrize("bad", ["", "yesterday", "2024-13-01", "now"])
+def test_a_text_that_is_no_time_is_null(bad):
+    assert (read(bad), read("2024-05-01")) == (None, 1_714_521_600)
