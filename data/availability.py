@@ -14,8 +14,7 @@ from recsys.data.texts import each_value
 from recsys.event_names import normalised
 
 YES, NO = words("yes"), words("no")
-PLAIN = dict.fromkeys(["true", "t", "yes", "y", "ja", "j", "oui", "o", "si", "s", "1"], True)
-PLAIN |= dict.fromkeys(["false", "f", "no", "n", "nein", "non", "nee", "0"], False)
+PLAIN = dict.fromkeys(words("plain_yes"), True) | dict.fromkeys(words("plain_no"), False)
 MISSING = frozenset(("", "null", "none", "nan", "undefined", "na", "nat", "nv"))
 ZEROS = re.compile(r"[0\s!-/:-@\[-`{-~]*$")  # also an empty date, such as 0000-00-00
 NO_DATE = re.compile(r"(0001|1753|1899|1900|1970)-(01|12)-(01|30|31)([T ]00:00|$)")

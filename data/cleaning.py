@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pandas as pd
@@ -40,10 +40,6 @@ Rule = Literal[
 ]  # fmt: skip
 
 
-def _split(value: Any) -> Any:
-    return value.split(",") if isinstance(value, str) else value
-
-
 @section
 class CleanConfig:
     """Section `data.clean`: how a `table` source is cleaned."""
@@ -70,7 +66,10 @@ class CleanConfig:
     least four values, or with a value of 0 or less (0 and 1, -1 and 1). Numbers that end neither at
     10 or less nor at 20 or 100 are no scale but counts, and none of them is negative. Yes and no
     are 1 and 0."""
-    skip: Annotated[tuple[Rule, ...], BeforeValidator(_split)] = ()
+    skip: Annotated[
+        tuple[Rule, ...],
+        BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
+    ] = ()
     """Rules that are not applied, as a list or separated by commas."""
 
     def applies(self, rule: Rule) -> bool:
@@ -141,12 +140,8 @@ class RowCleaner:
         if self.service is not None:
             bad = self.service.find(events)
             drop(bad, "rows_of_no_products_dropped", "item", True)
-        if "named" in events.column_names:
-            events = events.drop_columns("named")
-        if "cancelled" in events.column_names:
-            if self.config.applies("cancelled_orders"):
-                drop(events["cancelled"], "rows_of_cancelled_orders_dropped", "item", True)
-            events = events.drop_columns("cancelled")
+        if "cancelled" in events.column_names and self.config.applies("cancelled_orders"):
+            drop(events["cancelled"], "rows_of_cancelled_orders_dropped", "item", True)
         if "timestamp" in events.column_names:
             bad = pc.is_null(events["timestamp"])
             self.unreadable += pc.sum(bad).as_py() or 0
@@ -156,7 +151,8 @@ class RowCleaner:
                 early = pc.less(events["timestamp"], EARLIEST)
                 bad = pc.or_(early, pc.greater(events["timestamp"], self.times.latest))
                 drop(bad, "rows_with_impossible_times_dropped", "timestamp", True)
-        return events.drop_columns("row")
+        own = {"row", "named", "cancelled"} & {*events.column_names}
+        return events.drop_columns([*own])
 
     def finish(self, column: str | None) -> None:
         """Refuse a file of which more than half of the times cannot be read."""

@@ -9,14 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recsys.options import (
-    ColumnNames,
-    Json,
-    Name,
-    RunOptions,
-    expand_options,
-    read_columns,
-)
+from recsys.options import ColumnNames, Json, Name, RunOptions, expand_options, read_columns
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from recsys import dataset as datasets
+from recsys import splits
 from recsys.data import event_table
 from recsys.data.event_table import EventTable, connected
 from recsys.data.histories import Cleaned, Facts, HistoryCleaner
@@ -30,37 +32,18 @@ from recsys.data.report import Report, sentence
 from recsys.data.returns import is_taken_back
 from recsys.data.rules import Rules, Split, decided_rules
 from recsys.data.stats import statistics
-from recsys.dataset import (
-    DISLIKED,
-    DISLIKED_COLUMNS,
-    PIECES,
-    PIECES_COLUMNS,
-    Dataset,
-    Events,
-    event_files,
-    write_catalog,
-    write_events,
-)
 from recsys.errors import ConfigError
 from recsys.interactions import Behaviour
 from recsys.progress import track
-from recsys.splits import (
-    BASKETS,
-    ENOUGH_USERS,
-    dates_of_shares,
-    label_baskets,
-    label_ends,
-    label_last_targets,
-    label_times,
-    starts_session,
-    tied_events,
-    users_to_ask,
-)
 
 MEMORY_GB = 8.0
 SIDES = {
-    "disliked": (DISLIKED, DISLIKED_COLUMNS, {"timestamp": "BIGINT", "stands": "BOOLEAN"}),
-    "pieces": (PIECES, PIECES_COLUMNS, {"pieces": "FLOAT"}),
+    "disliked": (
+        datasets.DISLIKED,
+        datasets.DISLIKED_COLUMNS,
+        {"timestamp": "BIGINT", "stands": "BOOLEAN"},
+    ),
+    "pieces": (datasets.PIECES, datasets.PIECES_COLUMNS, {"pieces": "FLOAT"}),
 }
 """Tables beside the events: file, columns, and types of those in DuckDB besides the ids."""
 
@@ -82,7 +65,7 @@ class Written(NamedTuple):
 class Prepared(NamedTuple):
     """A data set in memory with what was `Written`, and the report of a source that was cleaned."""
 
-    dataset: Dataset
+    dataset: datasets.Dataset
     stats: dict[str, Any]
     decisions: dict[str, int]
     split: Split
@@ -93,7 +76,7 @@ def collect(source: EventStream, rules: Rules) -> Prepared:
     """Prepare a source as `prepare` does, and read the data set into memory."""
     with tempfile.TemporaryDirectory(prefix="recsys-data-") as folder:
         written = prepare(source, rules, Path(folder), MEMORY_GB)
-        dataset = Dataset.read(Path(folder))
+        dataset = datasets.Dataset.read(Path(folder))
     return Prepared(dataset, *written, source.report)
 
 
@@ -239,7 +222,7 @@ class _Writer:
                 columns["user"] = user_numbers[columns["user"]]
                 columns["item"] = item_numbers[columns["item"]]
                 part = self._events(columns, split, dates, baskets)
-                write_events(
+                datasets.write_events(
                     folder,
                     part,
                     has_time=self.has_time,
@@ -250,8 +233,8 @@ class _Writer:
                 )
                 bar.advance(len(part.user))
         users = self.events.users.filter(pa.array(left > 0))
-        write_catalog(folder, users, self.catalog.items, self.catalog.codes)
-        files = [str(file) for file in event_files(folder)]
+        datasets.write_catalog(folder, users, self.catalog.items, self.catalog.codes)
+        files = [str(file) for file in datasets.event_files(folder)]
         stats = statistics(
             self.events.table,
             f"read_parquet({files})",
@@ -290,10 +273,12 @@ class _Writer:
         asked = np.zeros(2, np.int64)
         for columns in self.events.parts():
             user, target = columns["user"], self._targets(columns)
-            target &= ~starts_session(user, sessions)
-            asked += users_to_ask(user, label_times(columns["timestamp"], dates), target)
-        if asked.min() < ENOUGH_USERS:
-            report.note(sentence("too_few", asked=asked, least=ENOUGH_USERS))
+            target &= ~splits.starts_session(user, sessions)
+            asked += splits.users_to_ask(
+                user, splits.label_times(columns["timestamp"], dates), target
+            )
+        if asked.min() < splits.ENOUGH_USERS:
+            report.note(sentence("too_few", asked=asked, least=splits.ENOUGH_USERS))
             return "leave-one-out", None
         valid, test = (
             datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M") for date in dates
@@ -307,8 +292,10 @@ class _Writer:
         if not self.has_time:
             raise ConfigError(sentence("split_without_times"))
         try:
-            dates = self.rules.dates or dates_of_shares(self.events.times(), self.rules.ratio)
-            label_times(np.zeros(0, np.int64), dates)  # checks their order
+            dates = self.rules.dates or splits.dates_of_shares(
+                self.events.times(), self.rules.ratio
+            )
+            splits.label_times(np.zeros(0, np.int64), dates)  # checks their order
         except ValueError as error:
             raise ConfigError(f"data.split: {error}") from error
         return dates
@@ -320,8 +307,10 @@ class _Writer:
             return False
         tied = 0
         for columns in self.events.parts():
-            tied += tied_events(columns["user"], columns["timestamp"], columns.get("nanosecond"))
-        baskets = 0 < BASKETS * self.events.rows <= tied
+            tied += splits.tied_events(
+                columns["user"], columns["timestamp"], columns.get("nanosecond")
+            )
+        baskets = 0 < splits.BASKETS * self.events.rows <= tied
         if baskets:
             report.note(sentence("in_baskets", share=tied / self.events.rows))
         return baskets
@@ -338,7 +327,7 @@ class _Writer:
         split: Split,
         dates: tuple[int, int] | None,
         baskets: bool,
-    ) -> Events:
+    ) -> datasets.Events:
         """Events of whole users with their labels; with baskets, those of one time count as one."""
         user = columns["user"]
         nanosecond, behaviour = columns.get("nanosecond"), columns.get("behaviour")
@@ -349,12 +338,14 @@ class _Writer:
         if split == "own":
             labels = columns["split"]
         elif dates is not None:
-            labels = label_times(timestamp, dates)
+            labels = splits.label_times(timestamp, dates)
         elif self.behaviours:
-            labels = label_last_targets(user, self._targets(columns))
+            labels = splits.label_last_targets(user, self._targets(columns))
         elif baskets and not self.source.sessions:
-            labels = label_baskets(user, timestamp, nanosecond)
+            labels = splits.label_baskets(user, timestamp, nanosecond)
         else:
-            labels = label_ends(user)
+            labels = splits.label_ends(user)
         rating = columns.get("rating", np.full(len(user), np.nan, np.float32))
-        return Events(user, columns["item"], timestamp, rating, labels, behaviour, nanosecond)
+        return datasets.Events(
+            user, columns["item"], timestamp, rating, labels, behaviour, nanosecond
+        )

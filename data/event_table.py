@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recsys.data.raw import EVENT_COLUMNS
 from recsys.data.report import RULES
 from recsys.data.rules import Duplicates
 from recsys.errors import DataError
@@ -27,17 +28,9 @@ BATCH = 1 << 20  # rows that are read from a table at a time
 # Arrow holds the rows that DuckDB returns; the rest of the process needs memory, too.
 ENGINE_SHARE = 0.5
 SURE_ORDER = 0.99  # share of neighbouring rows that must be newest first
-KINDS = {
-    "user": "VARCHAR",
-    "item": "VARCHAR",
-    "timestamp": "BIGINT",
-    "nanosecond": "INTEGER",
-    "rating": "FLOAT",
-    "split": "UTINYINT",
-    "behaviour": "UTINYINT",
-    "quantity": "FLOAT",
-    "line": "UBIGINT",
-}
+SQL = {"string": "VARCHAR", "int64": "BIGINT", "int32": "INTEGER", "float": "FLOAT",
+       "uint8": "UTINYINT", "uint64": "UBIGINT"}  # fmt: skip
+KINDS = {name: SQL[str(kind)] for name, kind in EVENT_COLUMNS.items()}
 NUMBERED = KINDS | {"user": "INTEGER", "item": "INTEGER"}
 EQUAL = '"user", item, timestamp, nanosecond, rating, split, behaviour, quantity'
 PAIR = '"user", item'

@@ -11,6 +11,7 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data import service_lines
 from recsys.data.cleaning import OTHER_ID, CleanConfig, is_no_id, placeholders
 from recsys.data.column_notes import items_below_0, items_of
 from recsys.data.column_words import EVENT_WORDS, rank
@@ -22,13 +23,6 @@ from recsys.data.raw import ReaderConfig
 from recsys.data.report import sentence
 from recsys.data.returns import forms_of_pieces, read_pieces
 from recsys.data.sample import SAMPLE_ROWS, Chosen, Roles, Sample, free_columns
-from recsys.data.service_lines import (
-    KEEP,
-    ServiceLines,
-    kinds_of_no_products,
-    order_shares,
-    wildcard,
-)
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
 
@@ -56,7 +50,7 @@ class FirstRows:
     cells: ItemCells
     nobody: list[str]
     prefix: str
-    service: ServiceLines
+    service: service_lines.ServiceLines
     conditions: Conditions
     pieces: list[str]
     without_id: bool
@@ -112,9 +106,9 @@ def look_at(
         nobody += placeholders(users) + placeholders(other)
     plain, conditions, by_items = _patterns(clean, sample, items)
     doubts: list[str] = []
-    for name in free_columns(sample, roles) if KEEP not in clean.drop_items else ():
-        kinds = kinds_of_no_products(name, sample.texts(name))
-        conditions += [(name, wildcard(kind)) for kind in kinds]
+    for name in free_columns(sample, roles) if service_lines.KEEP not in clean.drop_items else ():
+        kinds = service_lines.kinds_of_no_products(name, sample.texts(name))
+        conditions += [(name, service_lines.wildcard(kind)) for kind in kinds]
         others = [kind for kind in pc.unique(sample.texts(name)).to_pylist() if kind not in kinds]
         if kinds and len(others) > 1:
             setting = shlex.quote(f"data.clean.drop_items={json.dumps([f'{name}={others[-1]}'])}")
@@ -130,7 +124,7 @@ def look_at(
     }
     prices = read_numbers(texts["price"], named=True, prices=True) if "price" in texts else None
     pieces = read_pieces(texts["quantity"]) if "quantity" in texts else None
-    shares = order_shares(
+    shares = service_lines.order_shares(
         [as_strings(rows[order.column], "order", path) for order in orders],
         bought,
         prices and prices.values,
@@ -144,7 +138,9 @@ def look_at(
     told = described is not None or bool(known_form.get("items") or conditions)
     told = told or pc.count_distinct(bought).as_py() < FEW_ITEMS
     below = frozenset(items_below_0(sample, roles))
-    service = ServiceLines(plain, set(), below, ids, *shares, is_order, told, doubts=doubts)
+    service = service_lines.ServiceLines(
+        plain, set(), below, ids, *shares, is_order, told, doubts=doubts
+    )
     if items is not None:
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
@@ -178,16 +174,16 @@ def _patterns(
     for text in clean.drop_items:
         column, _, value = text.partition("=")
         if value and column in sample.table.column_names:
-            conditions.append((column, wildcard(value)))
+            conditions.append((column, service_lines.wildcard(value)))
         elif value and items is not None and column in items.names:
-            by_items.append((column, wildcard(value)))
+            by_items.append((column, service_lines.wildcard(value)))
         else:
             plain.append(text)
     return plain, conditions, by_items
 
 
 def _named(
-    items: TableFile, mine: Roles, conditions: Conditions, service: ServiceLines
+    items: TableFile, mine: Roles, conditions: Conditions, service: service_lines.ServiceLines
 ) -> set[str]:
     """The ids that the items file shows to be no products, by title or by a condition."""
     roles = [mine[role].column for role in ("id", "title") if role in mine]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recsys.data.engine import Prepared, collect
-from recsys.data.raw import RawData, events_table
+from recsys.data.raw import EVENT_COLUMNS, RawData, events_table
 from recsys.data.report import Report, sentence
 from recsys.data.rules import Rules
 from recsys.data.texts import each_value
@@ -31,18 +31,9 @@ KIND = "events"
 EVENTS, ITEMS = "events.parquet", "items.parquet"
 ERASED_USERS, ERASED_DISLIKES = "erased_users.npy", "erased_dislikes.npy"
 COLUMNS = pa.schema(
-    [
-        ("user", pa.string()),
-        ("item", pa.string()),
-        ("timestamp", pa.int64()),
-        ("nanosecond", pa.int32()),
-        ("rating", pa.float32()),
-        ("type", pa.string()),
-        ("quantity", pa.float32()),
-        ("line", pa.uint64()),
-        ("stored", pa.bool_()),
-    ]
-)
+    [("type", pa.string()) if name == "behaviour" else (name, kind)
+     for name, kind in EVENT_COLUMNS.items() if name != "split"] + [("stored", pa.bool_())]
+)  # fmt: skip
 """New events: outside ids, unix seconds and nanoseconds, null for no rating, type, quantity or line
 (as in `RawData`), and whether the store of the service has the event."""
 ONE_TYPE = "purchase"  # stands for the only type of data without types

@@ -15,15 +15,8 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recsys.data import cleaning
 from recsys.data.behaviours import choose_types
-from recsys.data.cleaning import (
-    NUMBER_FACTOR,
-    NUMBERS,
-    PERCENTILE,
-    PLACEHOLDER_SHARE,
-    CleanConfig,
-    is_placeholder,
-)
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.errors import DataError
 from recsys.event_names import PURCHASE, is_partial, is_return, level
@@ -82,7 +75,7 @@ class HistoryCleaner:
     def __init__(
         self,
         facts: Facts,
-        config: CleanConfig,
+        config: cleaning.CleanConfig,
         names: Sequence[str],
         roles: Mapping[str, Role],
         report: Report,
@@ -231,25 +224,28 @@ class HistoryCleaner:
 
 
 def unwanted_by_rule(
-    facts: Facts, config: CleanConfig, report: Report
+    facts: Facts, config: cleaning.CleanConfig, report: Report
 ) -> dict[str, NDArray[np.bool_]]:
     """Rule -> (users,) whether it drops each user: placeholders and bots."""
     events, total = facts.events_of_user, int(facts.events_of_user.sum())
-    usual = float(np.quantile(events, PERCENTILE, method="lower")) if len(events) else 0.0
-    many = np.flatnonzero(events > min(usual, PLACEHOLDER_SHARE * total))
+    usual = float(np.quantile(events, cleaning.PERCENTILE, method="lower")) if len(events) else 0.0
+    many = np.flatnonzero(events > min(usual, cleaning.PLACEHOLDER_SHARE * total))
     found: dict[str, NDArray[np.bool_]] = {}
     unwanted = np.zeros(len(events), bool)
     if config.applies("placeholder_users"):
         for user in many[np.argsort(-events[many])][:1000].tolist():
             name = facts.user_ids[user].as_py()
             number = (
-                re.fullmatch(NUMBERS, name) is not None and events[user] > NUMBER_FACTOR * usual
+                re.fullmatch(cleaning.NUMBERS, name) is not None
+                and events[user] > cleaning.NUMBER_FACTOR * usual
             )
-            number = number and events[user] > PLACEHOLDER_SHARE * total  # 0 may be a person
-            unwanted[user] = is_placeholder(name) or number
+            number = (
+                number and events[user] > cleaning.PLACEHOLDER_SHARE * total
+            )  # 0 may be a person
+            unwanted[user] = cleaning.is_placeholder(name) or number
     found["events_of_placeholder_users_dropped"] = unwanted
     if config.bots and not unwanted.all():
-        usual = float(np.quantile(events[~unwanted], PERCENTILE, method="lower"))
+        usual = float(np.quantile(events[~unwanted], cleaning.PERCENTILE, method="lower"))
         bots = (events > max(config.bots, BOT_FACTOR * usual)) & ~unwanted
         found["events_of_bots_dropped"] = bots
     for rule, users in found.items():
@@ -258,7 +254,7 @@ def unwanted_by_rule(
     return found
 
 
-def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float | None:
+def negative_rating(ratings: NDArray[np.float32], config: cleaning.CleanConfig) -> float | None:
     """The highest rating that is negative; None if neither config nor scale shows one."""
     if config.negative_rating is not None:
         return config.negative_rating

@@ -23,7 +23,7 @@ from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, all_of, rank, 
 from recsys.data.day_orders import show_day_first
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
-from recsys.data.numbers import ANSWER, NO_NUMBER, Numbers, of_numbers, read_numbers
+from recsys.data.numbers import ANSWER, NO_NUMBER, read_numbers
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.sample import Roles
 from recsys.data.texts import MISSING, NOTHING, as_strings, as_text, each_value
@@ -188,7 +188,9 @@ class ItemCleaner:
             return {}
         if texts.null_count == len(texts):
             return {}
-        numbers = self._numbers(name, column, texts)
+        marked = self.config.applies("prices") and pa.types.is_string(kind)
+        named = self._is_price(name)
+        numbers = read_numbers(texts, named=named, prices=marked, others=self.prices)
         if numbers is not None:
             bad = pc.binary_join_element_wise(name, texts, ": ")
             self.report.add_rows("values_not_read", numbers.bad, bad)
@@ -200,16 +202,6 @@ class ItemCleaner:
         if pc.all(answers).as_py():
             return {name: pc.cast(pc.utf8_lower(texts), pa.bool_())}
         return self._categories(name, self._said(texts, NOTHING))
-
-    def _numbers(
-        self, name: str, column: pa.ChunkedArray, texts: pa.ChunkedArray
-    ) -> Numbers | None:
-        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-            return of_numbers(column)
-        named = self._is_price(name)
-        return read_numbers(
-            texts, named=named, prices=self.config.applies("prices"), others=self.prices
-        )
 
     def _note_text(self, name: str, texts: pa.ChunkedArray) -> None:
         """Say that a column stays text although it has the name of a price or many numbers."""

@@ -30,7 +30,6 @@ GROUPED = r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$"
 CODE = r"^[+-]?0\d"
 LONG_WHOLE = r"^\d{5,}$"
 ANSWER = r"(?i)^(true|false)$"
-LONG = 10**18  # longer numbers are ids
 DIGITS = 15  # significant digits that every floating number keeps
 CURRENCY = f"(?i)({WORDS['currencies']})"
 THREE_DECIMALS = r"(?i)KWD|BHD|OMR|JOD|TND|IQD|LYD"
@@ -65,26 +64,6 @@ class Numbers(NamedTuple):
     bad: pa.ChunkedArray
     converted: pa.ChunkedArray
     thousands: pa.ChunkedArray
-
-
-def of_numbers(column: pa.ChunkedArray) -> Numbers | None:
-    """A column of Arrow's integers or floats; whole floats are integers. Infinite numbers are bad.
-
-    None if the integers are too long for numbers: they are ids.
-    """
-    bad = none = pa.chunked_array([np.zeros(len(column), bool)])
-    if pa.types.is_floating(column.type):
-        if column.type != pa.float64():  # as their shortest texts: .1 of 32 bits is .1
-            column = pc.cast(pc.cast(pc.cast(column, pa.float32()), pa.string()), pa.float64())
-        bad = pc.fill_null(pc.is_inf(column), False)
-        column = pc.if_else(pc.is_finite(column), column, None)
-        whole = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), 2.0**53))
-        if not pc.all(whole, min_count=1).as_py():
-            return Numbers(column, bad, none, none)
-    ends = pc.min_max(column)
-    if max(abs(ends["min"].as_py() or 0), abs(ends["max"].as_py() or 0)) >= LONG:
-        return None
-    return Numbers(pc.cast(column, pa.int64()), bad, none, none)
 
 
 def read_numbers(

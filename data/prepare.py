@@ -116,18 +116,11 @@ class DataConfig:
         path = _find("path", self.path)
         if path is None:
             raise ConfigError(f"data.path: source {self.source!r} needs a path")
-        return ReaderConfig(
-            path,
-            attributes=_find("attributes", self.attributes),
-            items=_find("items", self.items),
-            index=_find("index", self.index),
-            columns=build_section(Columns, self.columns, "data.columns"),
-            column_names=self.column_names,
-            time_unit=self.time_unit,
-            time_zone=self.time_zone,
-            day_first=self.day_first,
-            clean=self.clean,
-        )
+        same = ("column_names", "time_unit", "time_zone", "day_first", "clean")
+        values: dict[str, Any] = {name: getattr(self, name) for name in same}
+        values |= {n: _find(n, getattr(self, n)) for n in ("attributes", "items", "index")}
+        columns = build_section(Columns, self.columns, "data.columns")
+        return ReaderConfig(path, columns=columns, **values)
 
 
 def stage(context: Context) -> Path:

@@ -87,19 +87,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """The configuration of a reader; each reader uses the fields that it needs.
+    """The configuration of a reader, which uses the fields that it needs; see `DataConfig`.
 
     Attributes:
-        path: the file of interactions, or a folder that holds it.
-        attributes: file of item attributes; None looks beside `path`.
-        items: file of item titles and texts; None looks beside `path`.
-        index: file of semantic IDs to import; None looks beside `path` if the format has one.
-        columns: column names of a `table` source.
-        column_names: of all columns, in order, of a `table` source without a line of names.
-        time_unit: unit of numeric times.
-        time_zone: of times without a zone, in a `table` source.
-        day_first: whether 03/04/2024 is the third of April; None lets the data decide.
-        clean: rules that clean a `table` source.
         now: unix seconds of the present; later events are impossible.
         new_items: whether all items of the file `items` may be without events, as at night.
         mapping: `Report.mapping` of earlier files of the same form, which is reused; None

@@ -10,6 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data.column_words import WORDS
 from recsys.data.report import sentence
 from recsys.errors import DataError
 
@@ -18,10 +19,7 @@ OF_SPREADSHEETS = r"""^\s*="([^"]*)"\s*$|^'(\d+)$"""
 """Digits that are to stay text, as spreadsheets write them: ="00042" and '00042."""
 MISSING = pa.array(["", "null", "none", "nan", "undefined", r"\n", "<na>"])
 """Texts that programs write for no value, in lower case."""
-NOTHING = pa.array(
-    ["n/a", "#n/a", "n.a.", "-", "--", "---", "–", "—", "(null)", "#null!", "(none)", "(not set)",
-     "(empty)", "[null]"]
-)  # fmt: skip
+NOTHING = pa.array(WORDS["nothing"].split("|"))
 """Texts that people write for no value, in lower case; `NA` may be a code."""
 
 

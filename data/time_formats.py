@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.column_words import WORDS
+from recsys.data.column_words import TIMES, WORDS
 from recsys.data.texts import as_text, each_value
 from recsys.event_names import normalised
 
@@ -70,24 +71,7 @@ FRACTION = r":\d{2}[.,](?P<fraction>\d+)"
 MIDNIGHT = r"[ T]0?0:00(:00([.,]0+)?)?$"
 # Times of day such as 900 and 1430, or 90500 and 143000, that a name says to be such.
 DIGITS_OF_CLOCKS = (r"^([01]?\d|2[0-3])?[0-5]?\d$", r"^([01]?\d|2[0-3])[0-5]\d[0-5]\d$")
-# Narrow blanks of browsers, 20260105T140503 of calendars, and 05-JAN-26 02.05.03 PM of Oracle.
-SIGNS_OF_PROGRAMS = (
-    (r"[\x{A0}\x{202F}]", " "),
-    (r"^\s*(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)", r"\1-\2-\3T\4:\5:\6"),
-    (r"^(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)(\d{3})$", r"\1-\2-\3T\4:\5:\6.\7"),
-    (r"(?i)^(\d{1,2}-[a-z]{3}-\d{2,4} \d{1,2})\.(\d\d)\.(\d\d)", r"\1:\2:\3"),
-)
-# Replacements that bring the local forms to a few: `31.12.2024, 13:05 Uhr` -> `31-12-2024 13:05`.
-TIDY = (
-    (r"^\pL\pL+\.?,? +(\d)", r"\1"),
-    (r"^(\d{1,4})[./](\d{1,2})[./](\d{1,4})", r"\1-\2-\3"),
-    (r"^(\d{4}-\d{1,2}-\d{1,2})[T:]", r"\1 "),
-    (r"(:\d{2})[.,]\d+", r"\1"),
-    (r",?\s+(?:(?:a|à|as|às|at|um|om|o|alle|ore|las) +)*", " "),
-    (r"(?i) (uhr|h)$", ""),
-    (r"(?i) (\d{1,2}) ?h ?(\d{2})$", r" \1:\2"),
-    (r"(?i)(\d) ?([ap])\. ?m\.$|(\d) ?([ap])m$", r"\1\3 \2\4M"),
-)
+TIDY, SIGNS_OF_PROGRAMS = TIMES["local"], TIMES["of_programs"]
 
 
 class Moments(NamedTuple):
@@ -147,15 +131,16 @@ def with_clocks(
     if not whole:
         parts = [pc.utf8_lpad(part, 2, "0") for part in (clocks, *minutes)]
         clocks = pc.binary_join_element_wise(*parts, *(["00"] * (not minutes)), ":")
-    number = pc.match_substring_regex(clocks, r"^\d{1,6}$")
-    size = pc.if_else(pc.less_equal(pc.utf8_length(clocks), 4), 4, 6)
-    zeros = pc.binary_repeat("0", pc.subtract(size, pc.if_else(number, pc.utf8_length(clocks), 4)))
-    padded = pc.replace_substring_regex(
-        pc.binary_join_element_wise(zeros, clocks, ""), r"^(\d\d)(\d\d)(\d\d)?$", r"\1:\2:\3"
-    )
-    clocks = pc.if_else(number, pc.utf8_rtrim(padded, ":"), clocks)
+    clocks = each_value(clocks, _clock, pa.string())
     days = without_midnight(dates)
     return pc.binary_join_element_wise(days, clocks, " ", null_handling="replace")
+
+
+def _clock(text: str) -> str:
+    """A time of day, of which digits such as 900 and 143005 are divided."""
+    if not re.fullmatch(r"\d{1,6}", text):
+        return text
+    return ":".join(re.findall("..", text.zfill(4 if len(text) <= 4 else 6)))
 
 
 def read_moments(
@@ -175,19 +160,14 @@ def read_moments(
         ends: whether a date without a time of day is the end of that day, not its start. Times
             without a zone are dates if all are midnight, as in a column of pandas or of SQL.
     """
-    kind = column.type
+    kind, types = column.type, pa.types
     counts = Counter() if counts is None else counts
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return _of_arrow(column, rules.zone, ends, counts)
-    if pa.types.is_floating(kind):
-        floats = of_floats(pc.cast(column, pa.float64()))
-        return Moments(*_in_range(*floats, rules.unit, counts), constant(False, len(column)))
-    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        column = pc.cast(column, pa.string())
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        nothing = pa.chunked_array([pa.nulls(len(column), pa.int64())])
-        zeros = pa.chunked_array([pa.array(np.zeros(len(column), np.int32))])
-        return Moments(nothing, zeros, constant(False, len(column)))
+    if any(is_kind(kind) for is_kind in (types.is_integer, types.is_decimal, types.is_floating)):
+        column = as_text(column)
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        column = pa.chunked_array([pa.nulls(len(column), pa.string())])
     texts = pc.replace_substring_regex(pc.fill_null(column, ""), DOTNET, r"\1")
     compact = pc.match_substring_regex(texts, COMPACT)
     number = pc.and_(pc.match_substring_regex(texts, NUMBER), pc.invert(compact))
@@ -215,27 +195,20 @@ def find_zones(column: pa.ChunkedArray) -> tuple[int, int, list[str]]:
 def _of_numbers(
     texts: pa.ChunkedArray, unit: TimeUnit, counts: Counter[str]
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Seconds and nanoseconds of numbers, digit for digit unless they have an exponent.
+    """Seconds and nanoseconds of numbers, digit for digit.
 
-    Numbers that do not fit in 64 bits are null.
+    Numbers that do not fit in 64 bits, and times after the year 5138, are null.
     """
-    exponent = pc.fill_null(pc.match_substring_regex(texts, "[eE]"), False)
-    plain = pc.if_else(exponent, None, texts)
-    parts = pc.extract_regex(plain, r"^(?P<whole>\d+)\.?(?P<decimals>\d*)$")
+    exponent = pc.match_substring_regex(texts, "[eE]")
+    if pc.any(exponent).as_py():
+        written = pc.if_else(exponent, texts, None)
+        whole = each_value(written, lambda text: f"{Decimal(text):f}", pa.string())
+        texts = pc.coalesce(whole, texts)
+    parts = pc.extract_regex(texts, r"^(?P<whole>\d+)\.?(?P<decimals>\d*)$")
     whole, decimals = (pc.struct_field(parts, name) for name in ("whole", "decimals"))
     fits = pc.or_(pc.less(pc.binary_length(whole), 19), pc.less(whole, "9"))
     whole = pc.cast(pc.if_else(fits, whole, None), pa.int64())
     below = pc.cast(pc.utf8_slice_codeunits(pc.utf8_rpad(decimals, 9, "0"), 0, 9), pa.int64())
-    if pc.any(exponent).as_py():
-        large = of_floats(pc.cast(pc.if_else(exponent, texts, None), pa.float64()))
-        whole, below = pc.coalesce(whole, large[0]), pc.coalesce(below, large[1])
-    return _in_range(whole, below, unit, counts)
-
-
-def _in_range(
-    whole: pa.ChunkedArray, below: pa.ChunkedArray, unit: TimeUnit, counts: Counter[str]
-) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """`in_seconds`, where times after the year 5138 are null."""
     second, nanosecond = in_seconds(whole, below, unit, counts)
     return pc.if_else(pc.less_equal(second, SECONDS_END), second, None), nanosecond
 
@@ -423,17 +396,3 @@ def in_seconds(
         whole = second
         counts[f"timestamps_in_{word}"] += converted
     return whole, pc.cast(pc.fill_null(below, 0), pa.int32())
-
-
-def of_floats(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Floating numbers as whole numbers and billionths; seconds are exact to a microsecond.
-
-    Those that are negative, do not fit in 64 bits or are no numbers are null.
-    """
-    whole = pc.floor(values)
-    millionths = pc.min_element_wise(
-        pc.round(pc.multiply(pc.subtract(values, whole), 1e6)), 999_999
-    )
-    fits = pc.and_(pc.less(whole, 9e18), pc.greater_equal(whole, 0))
-    whole = pc.cast(pc.if_else(fits, whole, None), pa.int64())
-    return whole, pc.cast(pc.multiply(pc.if_else(fits, millionths, None), 1000), pa.int64())

@@ -19,17 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data import raw
 from recsys.data.files import Damage, parsed, read_lines
 from recsys.data.item_texts import plain
 from recsys.data.opening import open_table
-from recsys.data.raw import (
-    EventStream,
-    ItemCatalog,
-    ReaderConfig,
-    describe_all,
-    events_table,
-    items_table,
-)
 from recsys.data.report import sentence
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules, read_moments
@@ -46,7 +39,7 @@ _SCRIPT = re.compile(r"getTime\(|<script|function\s*\(")
 _PRICE = re.compile(r"\$?\s*([0-9][0-9,]*(?:\.[0-9]+)?)\s*$")
 
 
-def files(config: ReaderConfig) -> dict[str, Path]:
+def files(config: raw.ReaderConfig) -> dict[str, Path]:
     """The files by role: `interactions`, and `items` if given or found."""
     paths = {"interactions": config.path}
     items = config.items or _beside(config.path)
@@ -55,7 +48,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     return paths
 
 
-def read(config: ReaderConfig) -> EventStream:
+def read(config: raw.ReaderConfig) -> raw.EventStream:
     """Read reviews part by part; the metadata must fit in memory.
 
     Raises:
@@ -64,7 +57,7 @@ def read(config: ReaderConfig) -> EventStream:
     """
     paths = files(config)
     counts: Counter[str] = Counter()
-    return EventStream(
+    return raw.EventStream(
         _reviews(paths["interactions"], config, counts),
         lambda events: _catalog(paths.get("items"), events),
         counts,
@@ -82,7 +75,7 @@ def _beside(path: Path) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
+def _reviews(path: Path, config: raw.ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
     file, damage, rows = open_table(path), Damage(), 0
     fields = next((REVIEWS[name] for name in REVIEWS if name in file.names), None)
     if fields is None:
@@ -108,7 +101,7 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
         rows += batch.num_rows
         known = pc.and_(*(pc.fill_null(pc.not_equal(ids, ""), False) for ids in (user, item)))
         counts["rows_without_user_or_item_dropped"] += len(known) - pc.sum(known).as_py()
-        made = events_table(
+        made = raw.events_table(
             user,
             item,
             timestamp=moments.second,
@@ -132,7 +125,7 @@ def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{path}:{line}", record
 
 
-def _catalog(path: Path | None, events: pa.Table) -> ItemCatalog:
+def _catalog(path: Path | None, events: pa.Table) -> raw.ItemCatalog:
     """The described items, then those that occur only in reviews."""
     counts: Counter[str] = Counter()
     titles: dict[str, str] = {}
@@ -158,14 +151,16 @@ def _catalog(path: Path | None, events: pa.Table) -> ItemCatalog:
         brands[item] = plain(record.get("brand") or record.get("store"), where) or None
         categories[item] = _categories(record)
         prices[item] = _price(record.get("price"))
-    ids, missing = describe_all(titles, events)
+    ids, missing = raw.describe_all(titles, events)
     columns = {
         "brand": pa.array([brands.get(i) for i in ids], pa.string()),
         "categories": pa.array([categories.get(i, []) for i in ids], pa.list_(pa.string())),
         "price": pa.array([prices.get(i) for i in ids], pa.float64()),
     }
     counts["items_without_metadata"] = missing
-    return ItemCatalog(items_table(ids, titles, texts, columns if path else {}), None, dict(counts))
+    return raw.ItemCatalog(
+        raw.items_table(ids, titles, texts, columns if path else {}), None, dict(counts)
+    )
 
 
 def _categories(record: dict[str, Any]) -> list[str]:

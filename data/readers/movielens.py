@@ -14,15 +14,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data import raw
 from recsys.data.files import read_lines, read_text
-from recsys.data.raw import (
-    EventStream,
-    RawData,
-    ReaderConfig,
-    describe_all,
-    events_table,
-    items_table,
-)
 from recsys.data.report import sentence
 from recsys.errors import DataError
 
@@ -38,7 +31,7 @@ _EVENT_TYPES = {"userId": "VARCHAR", "movieId": "VARCHAR", "rating": "FLOAT", "t
 _MOVIE_TYPES = {"movieId": "VARCHAR", "title": "VARCHAR", "genres": "VARCHAR"}
 
 
-def files(config: ReaderConfig) -> dict[str, Path]:
+def files(config: raw.ReaderConfig) -> dict[str, Path]:
     """The files by role: `interactions` and `items`.
 
     Raises:
@@ -50,7 +43,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     raise DataError(sentence("no_movielens", path=config.path))
 
 
-def read(config: ReaderConfig) -> EventStream:
+def read(config: raw.ReaderConfig) -> raw.EventStream:
     """Read a MovieLens data set.
 
     Raises:
@@ -65,13 +58,13 @@ def read(config: ReaderConfig) -> EventStream:
         table = _read(paths["items"], _MOVIE_TYPES, optional=("title", "genres"))
         rows = zip(*(table[name].to_pylist() for name in _MOVIE_TYPES), strict=True)
         movies = {movie: (title or "", (genres or "").split("|")) for movie, title, genres in rows}
-    events = events_table(
+    events = raw.events_table(
         ratings["userId"],
         ratings["movieId"],
         timestamp=ratings["timestamp"],
         rating=ratings["rating"],
     )
-    ids, missing = describe_all(movies, events)
+    ids, missing = raw.describe_all(movies, events)
     titles = {movie: title.strip() for movie, (title, _) in movies.items()}
     genres = {
         movie: [g for g in listed if g not in NO_GENRE] for movie, (_, listed) in movies.items()
@@ -81,9 +74,9 @@ def read(config: ReaderConfig) -> EventStream:
         "genres": pa.array([genres.get(i, []) for i in ids], pa.list_(pa.string())),
         "year": pa.array([int(y[1]) if (y := years.get(i)) else None for i in ids], pa.int64()),
     }
-    return RawData(
+    return raw.RawData(
         events,
-        items_table(ids, titles, {}, attributes),
+        raw.items_table(ids, titles, {}, attributes),
         counts={"items_without_metadata": missing},
     ).stream()
 

@@ -14,18 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from recsys.data import item_texts
 from recsys.data.files import number, read_integer_lines, read_json
-from recsys.data.item_texts import (
-    KEYWORDS,
-    ItemText,
-    aligned,
-    names,
-    numbered_items,
-    read_index,
-    read_item_texts,
-    read_keywords,
-    sequences_beside,
-)
 from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
 from recsys.errors import DataError
 
@@ -45,8 +35,8 @@ def files(config: ReaderConfig) -> dict[str, Path]:
         "items": config.items,
         "index": config.index,
     }
-    if config.items is not None and config.items.name.endswith(KEYWORDS):
-        paths["sequences"] = sequences_beside(config.items)
+    if config.items is not None and config.items.name.endswith(item_texts.KEYWORDS):
+        paths["sequences"] = item_texts.sequences_beside(config.items)
     return {role: path for role, path in paths.items() if path is not None}
 
 
@@ -67,9 +57,11 @@ def read(config: ReaderConfig) -> EventStream:
     events = np.fromiter(chain.from_iterable(line[1:] for line in lines), np.int64)
     numbered = _read_attributes(paths["attributes"]) if "attributes" in paths else {}
     if "sequences" in paths:
-        described = read_keywords(paths["items"], paths["sequences"], lengths, events)
+        described = item_texts.read_keywords(paths["items"], paths["sequences"], lengths, events)
     else:
-        described = {n + 1: item for n, item in read_item_texts(paths.get("items")).items()}
+        described = {
+            n + 1: item for n, item in item_texts.read_item_texts(paths.get("items")).items()
+        }
     numbers = np.unique([*np.unique(events).tolist(), *numbered, *described])
     metadata = described or numbered
     counts = {
@@ -78,10 +70,12 @@ def read(config: ReaderConfig) -> EventStream:
     }
     codes = None
     if "index" in paths:
-        codes = aligned(read_index(paths["index"]), numbers - 1, paths["index"])
+        codes = item_texts.aligned(
+            item_texts.read_index(paths["index"]), numbers - 1, paths["index"]
+        )
     return RawData(
         events_table(np.repeat(users, lengths), events),
-        numbered_items(
+        item_texts.numbered_items(
             numbers.tolist(), described, _attribute_columns(numbers.tolist(), numbered, described)
         ),
         codes,
@@ -100,10 +94,12 @@ def _read_attributes(path: Path) -> dict[int, list[str]]:
 
 
 def _attribute_columns(
-    numbers: list[int], numbered: dict[int, list[str]], described: dict[int, ItemText]
+    numbers: list[int], numbered: dict[int, list[str]], described: dict[int, item_texts.ItemText]
 ) -> dict[str, pa.Array]:
     """The column `categories` if the names are known, else `attributes` with their numbers."""
-    listed = {n: item.categories or names(item.description) for n, item in described.items()}
+    listed = {
+        n: item.categories or item_texts.names(item.description) for n, item in described.items()
+    }
     agreeing = sum(len(listed.get(n, [])) == len(values) for n, values in numbered.items())
     has_names = any(item.categories for item in described.values())
     if described and (has_names or (numbered and agreeing >= CATEGORY_AGREEMENT * len(numbered))):

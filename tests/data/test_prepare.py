@@ -216,7 +216,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(
         (folder / "items.parquet").write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("recsys.data.engine.write_catalog", half)
+    monkeypatch.setattr("recsys.dataset.write_catalog", half)
     with pytest.raises(OSError, match="disk full"):
         prepare(source="table", path="e.csv")
     assert not list((home / "datasets").iterdir())
