@@ -23,7 +23,7 @@ from recsys.data.column_words import (
     words,
 )
 from recsys.data.day_orders import share_of_times
-from recsys.data.ids import SHORTENED
+from recsys.data.ids import LONG, SHORTENED
 from recsys.data.item_cells import parts_repeat
 from recsys.data.numbers import NO_NUMBER, share_of_points
 from recsys.data.sample import (
@@ -245,12 +245,14 @@ def content_agrees(role: str, sample: Sample, rules: TimeRules, name: str) -> bo
     if role == "item" and normalised(name) == "material" and looks_like(values) != "codes":
         return False  # what it is made of
     if role in ("user", "item", "session"):
-        one = distinct == 1 and not share_of(values, SHORTENED)  # which are refused later
+        one = distinct == 1 and not share_of(
+            values, f"{LONG}|{SHORTENED}"
+        )  # which are refused later
         repeats = distinct < len(values) and not (one and role == "user")
         repeats = repeats or (role == "item" and parts_repeat(values))
         return bool(repeats) or len(values) < ENOUGH_ROWS
     if role == "id":
-        return bool(distinct >= 0.5 * len(values))
+        return bool(distinct >= 0.5 * len(values) or share_of(values, SHORTENED))
     if role == "behaviour":
         longest = pc.max(pc.utf8_length(values)).as_py()
         few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data import returns
+from recsys.data.advice import call_of
 from recsys.data.availability import each, read_available
 from recsys.data.cleaning import is_no_id, is_of_items
 from recsys.data.column_candidates import clocks_beside_dates
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
+from recsys.data.grouped_rows import print_pieces_returned
 from recsys.data.report import sentence
 from recsys.data.sample import (
     NO_COLUMN,
@@ -80,29 +82,17 @@ def _note(note: str, sample: Sample, name: str, values: pa.ChunkedArray, **other
     return sentence(note, name=name, **values_shown, **others)
 
 
-def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
-    """Sentences on columns of ids and times that a spreadsheet has shortened to powers of ten."""
-    notes = []
-    for role in [role for role in ("user", "item", "id", "timestamp") if role in roles]:
-        name = roles[role].column
-        values = sample.texts(name)
-        kind, digits = ("times", "{1,8}") if role == "timestamp" else ("ids", "+")
-        form = rf"^\d([.,]\d{digits})?[Ee]\+\d+$"
-        short = values.filter(pc.match_substring_regex(values, form))
-        if len(short):
-            notes.append(_note("shortened_ids", sample, name, short, what=kind))
-    return notes
-
-
-def unread_clocks(sample: Sample, roles: Roles) -> list[str]:
-    """Sentences on columns that seem to have times of day or zones of times, and are not read."""
+def unread_times(sample: Sample, roles: Roles) -> list[str]:
+    """Sentences on times that lost digits, and on columns of clocks and zones that are not read."""
     if "timestamp" not in roles:
         return []
     date, zones = roles["timestamp"].column, list[str]()
     if all_of("clock", roles) or find_zones(sample.table[date])[0]:
         zones = [n for n in free_columns(sample, roles) if normalised(n) in words("zones")]
-    clocks = clocks_beside_dates(sample, roles)
-    notes = [_note("unread_clock", sample, n, sample.texts(n), date=date) for n in clocks]
+    times, clocks = sample.texts(date), clocks_beside_dates(sample, roles)
+    short = times.filter(pc.match_substring_regex(times, r"^\d([.,]\d{1,8})?[Ee]\+\d+$"))
+    notes = [_note("shortened_times", sample, date, short)] if len(short) else []
+    notes += [_note("unread_clock", sample, n, sample.texts(n), date=date) for n in clocks]
     filled = [(name, texts) for name in zones if len(texts := sample.texts(name))]
     return notes + [_note("unread_zone", sample, name, texts) for name, texts in filled]
 
@@ -127,9 +117,9 @@ def ask_about_returns(
         if returns.is_taken_back(name) and pa.types.is_list(column.type) and name not in unasked:
             count = pc.sum(pc.greater(pc.list_value_length(column), 0)).as_py()
             if count:
-                raise DataError(
-                    sentence("lists_of_returns", path=sample.path, name=name, count=count)
-                )
+                command = call_of(print_pieces_returned, sample.path, "lines.jsonl")
+                said = {"path": sample.path, "name": name, "count": count, "command": command}
+                raise DataError(sentence("lists_of_returns", **said))
     are_orders = {"behaviour", "rating"}.isdisjoint(roles) and chosen.get("order_status") is None
     for name, states in _strange_states(sample, roles) if is_open and are_orders else ():
         if name not in unasked:

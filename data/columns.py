@@ -22,6 +22,7 @@ from recsys.data.column_words import (
     EVENT_WORDS,
     ITEM_WORDS,
     Groups,
+    all_of,
     is_of_a_user,
     is_of_later,
     order,
@@ -374,6 +375,11 @@ def _take_clock(sample: Sample, chosen: Chosen, roles: Roles) -> None:
             roles["clock minute"] = Found(
                 minutes[0], "by name and content: the minute of each date"
             )
+
+    half = r"(?i)^[ap]\. ?m\.$|^[ap]m$"
+    for part in free_columns(sample, roles) if all_of("clock", roles) else ():
+        if sample.counts[part] == 1 and share_of(sample.texts(part), half) == 1:
+            roles["clock half"] = Found(part, "by content: the half of the day")
 
 
 def _numbered_below_100(sample: Sample, names: Iterable[str], unit: str) -> list[str]:

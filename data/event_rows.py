@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,6 +57,7 @@ class EventReader:
         fields: of the items, as far as the events have them.
         titles: the id of each title, for rows without an id.
         owners: the user of each order, for its rows without a user.
+        taken: the orders that events without items take back.
         nobody: ids that stood for nobody, in whose place other ids of the rows are the users.
     """
 
@@ -71,6 +73,7 @@ class EventReader:
     nobody: dict[str, None] = field(default_factory=dict)
     titles: pa.Table = field(default_factory=lambda: ids_of_names(()))
     owners: pa.Table = field(default_factory=lambda: ids_of_names(()))
+    taken: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
 
     def __post_init__(self) -> None:
         columns = {r: match.column for r, match in self.roles.items() if r in FIELDS}
@@ -139,6 +142,8 @@ class EventReader:
             self.titles = self._ids_of_names(files, "item", "title")
         if self.first.without_user:
             self.owners = self._ids_of_names(files, "user", "session")
+        if "session" in self.roles and any(file.explode for file in files):
+            self.taken = self._orders_taken_back(files, used)
         new = self.config.mapping is not None
         self.taken_back.find_files([file.path for file in files], new=new)
         left, counts = 0, "quantity" in self.roles
@@ -231,6 +236,9 @@ class EventReader:
             clocks = [as_strings(column[role], role, path) for role in CLOCKS if role in column]
             if clocks:
                 times = with_clocks(times, *clocks, whole="clock" in column)
+            if "clock half" in column:
+                half = pc.fill_null(as_strings(column["clock half"], "clock", path), "")
+                times = pc.binary_join_element_wise(times, half, " ")
             moments = read_moments(times, rules, self.counts)
             for rule in CHANGES:
                 self.report.add(rule, self.counts.pop(rule, 0))
@@ -252,6 +260,9 @@ class EventReader:
             types = returns.with_meanings(as_strings(column["behaviour"], "behaviour", path))
             denied = each(types, is_denied)
         returned, cancelled, lines = self.taken_back.marks(column, path)
+        if len(self.taken):
+            orders = as_strings(column["session"], "session", path)
+            returned.append(pc.is_in(orders, value_set=self.taken))
         cancelled += [] if types is None else [denied]
         pieces = None
         if "quantity" in self.roles:
@@ -280,6 +291,8 @@ class EventReader:
             types = _with_returns(types, back)
         if types is not None:
             made["behaviour"] = self._types(types)
+            back = pc.and_(is_no_id(made["item"]), pc.invert(_is_positive(types)))
+            self.report.add_rows("returns_without_item", back, made["user"])
         rows = self.fields.take(cleaner.clean(pa.table(made), column))
         return events_table(**{name: rows[name] for name in rows.column_names})
 
@@ -306,22 +319,40 @@ class EventReader:
 
     def _ids_of_names(self, files: list[TableFile], role: str, name: str) -> pa.Table:
         """Read the ids and names of all rows, so that those without an id may have one."""
-        forms, report, self.report = IdForms(Report()), self.report, Report()
+        other = replace(self, report=Report(), forms=IdForms(Report()))
         columns = {n: self.roles[n].column for n in (role, name, "item")}
         nobody = pa.array(self.first.nobody, pa.string())
 
         def ids(part: pa.Table, path: Path) -> pa.ChunkedArray:
-            ids = forms.read(role, part, columns[role], path)
+            ids = other.forms.read(role, part, columns[role], path)
             return pc.if_else(pc.is_in(ids, value_set=nobody), None, ids) if role == "user" else ids
 
-        made = ids_of_names(
+        return ids_of_names(
             pa.table([as_strings(part[columns[name]], name, file.path), ids(part, file.path)],
                      ["name", "id"])
             for file in files
-            for part in map(self._split, file.batches(columns.values()))
+            for part in map(other._split, file.batches(columns.values()))
         )  # fmt: skip
-        self.report = report
-        return made
+
+    def _orders_taken_back(self, files: list[TableFile], used: set[str]) -> pa.Array:
+        """Read the orders of returns that have no list of items, which is all of an order."""
+        own: dict[str, Any] = {"counts": Counter(), "types": [], "nobody": {}}
+        other = replace(self, report=Report(), forms=IdForms(Report()), **own)
+        names = [self.roles[role].column for role in ("session", "item")]
+        taken = [self.taken]
+        for file in files:
+            path, rules = file.path, self.times[file.path]
+            cleaner = RowCleaner(path, self.config.clean, rules, other.report)
+            for rows in file.batches(used):
+                orders, items = (as_strings(rows[name], "item", path) for name in names)
+                rows = rows.set_column(rows.column_names.index(names[1]), names[1], orders)
+                rows = rows.filter(pc.and_not(is_no_id(items), is_no_id(orders)))
+                made = other._canonical(rows, path, cleaner, rules)
+                back = [n for n, name in enumerate(other.types) if returns.is_taken_back(name)]
+                if back:
+                    back = pc.is_in(made["behaviour"], pa.array(back, pa.uint8()))
+                    taken += made["item"].filter(back).chunks
+        return pc.unique(pa.concat_arrays(taken))
 
     def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)

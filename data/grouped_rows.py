@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import permutations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -17,7 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from recsys.data import returns
 from recsys.data.advice import call_of
+from recsys.data.cleaning import is_no_id
 from recsys.data.column_words import (
     EVENT_FIELDS,
     EVENT_WORDS,
@@ -25,16 +29,18 @@ from recsys.data.column_words import (
     is_of_later,
     order,
     rank,
+    words,
 )
 from recsys.data.day_orders import share_of_times
 from recsys.data.files import Damage
+from recsys.data.json_lines import is_of_items, list_of_items
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import Report, sentence
-from recsys.data.returns import is_taken_back, kind_of_file
-from recsys.data.sample import SURE_SHARE, share_of
-from recsys.data.texts import as_text
+from recsys.data.sample import SAMPLE_ROWS, SURE_SHARE, Sample, share_of
+from recsys.data.texts import as_text, examples
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
+from recsys.event_names import normalised, words_of
 
 LINE = "\x1f line"  # the name of the column `line`
 DATE, CLOCK = r"\d[-/.:]\d", r":|^\d{9,}"
@@ -81,9 +87,12 @@ def columns_of_orders(rows: pa.Table) -> OfOrders:
     times = [name for name in filled if _has_times(rows, name) and not is_of_later(name)]
     users = [name for name in filled if has_role("user", [name])]
     orders = [name for name in filled if has_role("session", [name])]
-    states = [n for n in filled if is_taken_back(n) or any(has_role(r, [n]) for r in STATES)]
+    states = [
+        n for n in filled if returns.is_taken_back(n) or any(has_role(r, [n]) for r in STATES)
+    ]
     of_orders = [n for n in orders if rank(n, EVENT_WORDS["session"][:2]) is not None]
     of_items = {n for n in filled if any(rank(n, words) is not None for words in OF_ITEMS)}
+    of_items |= {n for n in states if any(word in normalised(n) for word in words("quantities"))}
     of_items -= {*times, *users, *orders}
     numbers: list[tuple[str, ...]] = [(name,) for name in orders + users]
     if users and not of_orders:
@@ -208,16 +217,45 @@ def refuse_returns_beside_orders(files: Sequence[TableFile], items: str = "") ->
         DataError: they are such files; the message has the command that writes one of both.
     """
     for orders, back in permutations(files, 2):
-        kind = kind_of_file(back.path.stem)
+        kind = returns.kind_of_file(back.path.stem)
         is_numbered = has_role("session", back.names) or has_role("item", back.names)
-        if kind is not None and is_numbered and kind_of_file(orders.path.stem) is None:
+        if kind is not None and is_numbered and returns.kind_of_file(orders.path.stem) is None:
             command = call_of(print_returns, orders.path, "with-returns.csv", back.path)
             command += f" --items {shlex.quote(items)}" * bool(items)
             said = {"path": back.path, "other": orders.path.name, "command": command, "kind": kind}
-            pieces = kind != "returns" and has_role("quantity", back.names)
-            if pieces or has_role("order_status", back.names):  # not all of it was taken back
-                raise DataError(sentence("parts_taken_back", **said))
+            if parts := _columns_of_parts(back, kind):
+                raise DataError(sentence("parts_taken_back", columns=", ".join(parts), **said))
             raise DataError(sentence("returns_beside_orders", **said))
+
+
+def _columns_of_parts(back: TableFile, kind: str) -> list[str]:
+    """The columns of a file of what was taken back by which not all of it need be.
+
+    They have pieces of cancelled lines, amounts of orders whose items are not named, answers and
+    states that do not say that a row was taken back, or an item or a date in some rows only.
+    """
+    sample, parts = Sample(back.path, back.sample(SAMPLE_ROWS)), []
+    of_items = has_role("item", back.names)
+    for name in sample.counts:
+        values = sample.texts(name)
+        filled = len(values.filter(pc.invert(is_no_id(values))))
+        some = 0 < filled < sample.table.num_rows
+        if has_role("item", [name]):
+            keeps = filled < sample.table.num_rows
+        elif has_role("order_status", [name]):
+            keeps = returns.read_order_status(values).null_count > 0
+        elif has_role("quantity", [name]):
+            keeps = kind != "returns" or not of_items
+        elif any(has_role(role, [name]) for role in ("session", "user", "timestamp")):
+            continue
+        else:
+            says = returns.share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
+            keeps = some and says and returns.is_taken_back(name)
+            keeps = keeps or returns.says_kept(name, values)
+            keeps = keeps or not (of_items or words("amounts").isdisjoint(words_of(name)))
+        if keeps:
+            parts.append(f"{name!r} ({examples(values)}{', or empty' * (not filled or some)})")
+    return parts
 
 
 def print_returns(orders: str, returned: str) -> None:
@@ -244,7 +282,7 @@ def print_returns(orders: str, returned: str) -> None:
         missing = [n for n in every if n in of_order or (n not in rows and has_role("user", [n]))]
         users = every.loc[every[numbers[0]].fillna("") != "", [numbers[0], *missing]]
         rows = rows.merge(users.drop_duplicates(numbers[0]), "left", numbers[0])
-    mark = "is_return" if kind_of_file(Path(returned).stem) == "returns" else "is_cancelled"
+    mark = "is_return" if returns.kind_of_file(Path(returned).stem) == "returns" else "is_cancelled"
     keys = [n for n in rows if n in every and (n in numbers[:1] or has_role("item", [n]))]
     if numbers and (mark == "is_cancelled" or len(keys) == 1):
         numbered = rows[rows[numbers[0]].fillna("") != ""]
@@ -255,6 +293,69 @@ def print_returns(orders: str, returned: str) -> None:
     else:
         every, rows = every.assign(**{mark: "no"}), rows.assign(**{mark: "yes"})
     pd.concat([every, rows]).to_csv(sys.stdout, index=False)
+
+
+def print_pieces_returned(path: str) -> None:
+    """Print JSON lines of orders, each line with the pieces that lists such as `refunds` take back.
+
+    Refunds of the whole amount are of all lines; others that name no line are counted.
+    """
+    unknown = 0
+    for row in (row for batch in open_table(Path(path)).batches() for row in batch.to_pylist()):
+        for name, cells in row.items():  # of which a reader of JSON lines leaves records as texts
+            if isinstance(cells, list) and all(isinstance(c, dict) and "json" in c for c in cells):
+                row[name] = [json.loads(cell["json"], parse_float=str) for cell in cells]
+        lists = {name: cells for name, cells in row.items() if isinstance(cells, list)}
+        refunds = [r for name in lists if returns.is_taken_back(name) for r in row.pop(name)]
+        name = list_of_items({n: [f"{n}.{key}" for r in lists[n] for key in r] for n in lists})
+        lines: list[dict[str, Any]] = [row] if name is None else lists[name]
+        pieces = [
+            next((k for k in line if has_role("quantity", [k])), "quantity") for line in lines
+        ]
+        for line, key in zip(lines, pieces, strict=True):
+            line |= {key: line.get(key, 1), "qty_returned": 0}
+        for refund in refunds:
+            taken = list(_pieces_of(refund, lines))
+            if not taken and 0 < _amount(row) <= _amount(refund):
+                taken = [(number, None) for number in range(len(lines))]
+            unknown += not taken
+            for at, number in taken:
+                own = lines[at][pieces[at]] if number is None else number
+                lines[at]["qty_returned"] += abs(float(own or 0))
+        sys.stdout.write(f"{json.dumps(row, ensure_ascii=False, default=str)}\n")
+    if unknown:
+        sys.stderr.write(sentence("refunds_without_lines", count=unknown))
+
+
+def _amount(record: dict[str, Any]) -> float:
+    """The largest amount in a record, such as the total, without its sign."""
+    texts = [str(record[key]) for key in record if not words("amounts").isdisjoint(words_of(key))]
+    return max(
+        (abs(float(text)) for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)), default=0.0
+    )
+
+
+def _pieces_of(record: Any, lines: Sequence[Any], pieces: Any = None) -> Iterator[tuple[Any, Any]]:
+    """The lines that a record of a refund names, inside it too, and how many pieces of each."""
+    if not isinstance(record, dict):
+        for part in record if isinstance(record, list) else ():
+            yield from _pieces_of(part, lines, pieces)
+        return
+    if pieces is None:
+        pieces = next((record[key] for key in record if has_role("quantity", [key])), None)
+    ids = {str(record[key]) for key in record if re.search("(?i)(line|item).*id$", key)}
+    items = [key for key in record if is_of_items(key) and record[key]]
+    same = [
+        len(items) + 1
+        if str(line.get("id")) in ids
+        else sum(record[k] == line.get(k) for k in items)
+        for line in lines
+    ]
+    if any(same):
+        yield same.index(max(same)), pieces
+        return
+    for part in record.values():
+        yield from _pieces_of(part, lines, pieces)
 
 
 def _texts(path: str) -> pa.Table:

@@ -7,6 +7,7 @@ they are, because requests name users as the shop does.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,13 +16,14 @@ import pyarrow.compute as pc
 
 from recsys.data.report import Report, sentence
 from recsys.data.spreadsheets import is_spreadsheet
-from recsys.data.texts import OF_SPREADSHEETS, as_strings, in_nfc
+from recsys.data.texts import OF_SPREADSHEETS, as_strings, as_text, in_nfc
 from recsys.errors import DataError
 
 NUMBER = r"^\d+\.\d+$"
 WHOLE = r"^\d+\.0+$"
 MARKED = rf"^\s+\S|\S\s+$|{OF_SPREADSHEETS}"
-SHORTENED = r"^-?\d{16,}\.0$"  # numbers of spreadsheets, which keep 15 digits
+LONG = r"^-?\d{16,}\.0$"  # numbers of spreadsheets, which keep 15 digits
+SHORTENED = r"^\d[.,]\d+[Ee]\+\d\d$"  # and show fewer, as do the texts that they write
 EXACT, EXACT_OF_32 = 2.0**53, 2.0**24  # larger floating numbers have lost digits
 
 
@@ -88,10 +90,12 @@ def refuse_lost_digits(column: pa.ChunkedArray, name: str, path: Path) -> None:
     exact, digits = (EXACT_OF_32, 7) if column.type == pa.float32() else (EXACT, 15)
     if pa.types.is_floating(column.type):
         large = column.filter(pc.fill_null(pc.greater_equal(pc.abs(column), exact), False))
-    elif pa.types.is_string(column.type) and is_spreadsheet(path):
-        large = column.filter(pc.match_substring_regex(column, SHORTENED))
+    elif pa.types.is_string(column.type):
+        form = f"{LONG}|{SHORTENED}" if is_spreadsheet(path) else SHORTENED
+        large = column.filter(pc.fill_null(pc.match_substring_regex(column, form), False))
     if len(large):
-        shown = float(large[0].as_py())
+        shown = as_text(large[:1])[0].as_py().removesuffix(".0")
+        digits = min(digits, len(re.findall(r"\d", re.sub("[Ee].*", "", shown))))
         raise DataError(sentence("lost_digits", path=path, name=name, shown=shown, digits=digits))
 
 

@@ -23,6 +23,7 @@ CELLS_PER_BYTE, FEW_CELLS = 16, 1_000_000
 # Numbers behind a name become texts, so that DuckDB does not write them anew: 1.50 as 1.5.
 KEY = r'([{,]\s*"(?:[^"\\]|\\.)*"\s*:\s*)'
 NUMBER, CODE = KEY + r"(-?\d[\d.eE+-]*)", KEY + r"(0\d[\d.]*)"  # 007 is no JSON
+RETURN = r'(?i):\s*"[a-z _]*(refund|return|cancel|chargeback)[a-z_]*"'  # a type of events
 MOST_REPEATED = 1 << 28  # bytes of records that are repeated for each entry of their lists
 IS_OBJECT = "coalesce(CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' END, false)"
 # One line of each form: the types of all lines are those of these.
@@ -45,12 +46,14 @@ class Field(NamedTuple):
         kind: its type in DuckDB (`JSON` for different types), or a list with the type of the
             entries.
         of_list: whether it is in a record of the list that makes the rows.
+        outer: where an object without such records has it, as an event with one item.
     """
 
     name: str
     pointer: str
     kind: Any
     of_list: bool = False
+    outer: str = ""
 
 
 def line_blocks(stream: Any, size: int) -> Iterator[tuple[bytes, int]]:
@@ -124,10 +127,16 @@ def is_of_items(name: str) -> bool:
 
 
 def explode_records(fields: Iterable[Field], records: Field) -> list[Field]:
-    """The fields where each entry of a list is a row: the other fields, and those of an entry."""
-    inside = _entries(records)
-    others = [field for field in fields if field is not records]
-    return others + [field._replace(of_list=True) for field in inside]
+    """The fields where each entry of a list is a row: the other fields, and those of an entry.
+
+    A field of an item beside the list, such as `product_id` beside `products`, is that of an entry.
+    """
+    at = records.pointer.rpartition("/")[0]
+    inside = [f._replace(of_list=True, outer=at + f.pointer) for f in _entries(records)]
+    beside = {field.pointer for field in fields} & {field.outer for field in inside}
+    beside = beside if any(is_of_items(at.rpartition("/")[2]) for at in beside) else set()
+    others = [f for f in fields if f is not records and f.pointer not in beside]
+    return others + [f if f.outer in beside else f._replace(outer="") for f in inside]
 
 
 def json_table(
@@ -166,7 +175,12 @@ def json_table(
             """  # noqa: S608
         ).fetchall()
         _check_repeated(int(size))
-        rows = f"(SELECT line, unnest({entries}) AS record FROM {rows})"  # noqa: S608
+        own = [f.outer for f in fields if f.outer and is_of_items(f.name)]
+        alone = [f"json_extract_string(line, {_text(at)}) <> ''" for at in own]
+        alone += [f"regexp_matches(line, '{RETURN}')"]
+        some = f"WHEN {' OR '.join(alone)} THEN [NULL] ELSE [] END"
+        one = f"CASE WHEN len({entries}) > 0 THEN {entries} {some}"
+        rows = f"(SELECT line, unnest({one}) AS record FROM {rows})"  # noqa: S608
     columns = ", ".join(f"{_value(field)} AS c{n}" for n, field in enumerate(fields))
     table = connection.sql(f"SELECT {columns} FROM {rows}").to_arrow_table()  # noqa: S608
     made = [_typed(column, field) for column, field in zip(table.columns, fields, strict=True)]
@@ -200,6 +214,9 @@ def _value(field: Field) -> str:
     """The value of a field in SQL: texts, or lists of texts, of numbers or of records."""
     where = f"{'record' if field.of_list else 'line'}, {_text(field.pointer)}"
     text, value = f"json_extract_string({where})", f"json_extract({where})"
+    if field.outer:
+        outer = f"line, {_text(field.outer)}"
+        text = f"CASE WHEN record IS NULL THEN json_extract_string({outer}) ELSE {text} END"
     texts = f"from_json({value}, '[\"VARCHAR\"]')"
     if field.kind == "JSON":  # texts in some lines, and lists in others
         joined = f"array_to_string({texts}, '|')"

@@ -23,29 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from recsys.data import dialect, json_lines
 from recsys.data.advice import json_list, list_in_one_object, markup
-from recsys.data.dialect import (
-    BEHIND,
-    WithDoubledQuotes,
-    has_escapes,
-    header,
-    lines_above,
-    names_of_values,
-)
 from recsys.data.files import GZIP, Damage, check_gzip
-from recsys.data.json_lines import (
-    Field,
-    explode_records,
-    exploded,
-    find_fields,
-    flatten,
-    is_list,
-    is_of_items,
-    json_table,
-    line_blocks,
-    list_of_items,
-    lists_of_records,
-)
 from recsys.data.report import sentence
 from recsys.data.spreadsheets import is_spreadsheet, read_spreadsheet
 from recsys.data.texts import as_text, with_plain_texts
@@ -57,7 +37,7 @@ BATCH = 1 << 18  # rows read at a time from a Parquet file
 MOST_COLUMNS = 2000  # each is looked at for every role
 HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and columns
 DROPPED_S = 60  # Arrow's thread reads at most one more block
-POLISH = re.compile("[a-z][³¹¿Ÿ][a-z]")  # ł, ą, ż and ź of Windows-1250, as Windows-1252
+POLISH = re.compile(r"[^\W\d_][³¹¿Ÿ][^\W\d_]|\bz³\b|œæ")  # ł, ą, ż, ź and ść of Windows-1250
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -99,8 +79,8 @@ class TableFile:
     encoding: str = "utf-8"
     compression: str | None = None
     explode: str | None = None
-    fields: tuple[Field, ...] = ()
-    records: Field | None = None
+    fields: tuple[json_lines.Field, ...] = ()
+    records: json_lines.Field | None = None
     values: tuple[str, ...] = ()
     escaped: bool = False
     quote: str = '"'
@@ -200,7 +180,7 @@ class TableFile:
         stream = self._open()
         columns = list(self.values or self.columns)
         reader = pa.csv.open_csv(
-            pa.PythonFile(io.BufferedReader(WithDoubledQuotes(stream)), "r")
+            pa.PythonFile(io.BufferedReader(dialect.WithDoubledQuotes(stream)), "r")
             if self.escaped
             else stream,
             pa.csv.ReadOptions(
@@ -250,8 +230,8 @@ class TableFile:
     def _json(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
         fields = [field for field in self.fields if field.name in chosen]
         with duckdb.connect(":memory:") as connection:
-            for block, first in line_blocks(self._open(), BLOCK):
-                yield json_table(connection, block, first, fields, self.records, damage)
+            for block, first in json_lines.line_blocks(self._open(), BLOCK):
+                yield json_lines.json_table(connection, block, first, fields, self.records, damage)
 
     def _spreadsheet(self, chosen: list[str], _: Damage) -> Iterator[pa.Table]:
         positions = [position for position, name in enumerate(self.columns) if name in chosen]
@@ -267,13 +247,13 @@ class TableFile:
             needed = [*chosen, self.explode or ""]
             stored = [n for n in schema.names if any(f"{w}.".startswith(f"{n}.") for w in needed)]
             for batch in file.iter_batches(BATCH // 16, columns=stored, use_threads=False):
-                table = flatten(pa.Table.from_batches([batch]))
-                yield with_plain_texts(exploded(table, self.explode).select(chosen))
+                table = json_lines.flatten(pa.Table.from_batches([batch]))
+                yield with_plain_texts(json_lines.exploded(table, self.explode).select(chosen))
 
 
 def _without_values_behind(table: pa.Table, damage: Damage) -> pa.Table:
     """Rows without a value behind the last column, which has no name."""
-    for name in [name for name in table.column_names if name.startswith(BEHIND)]:
+    for name in [name for name in table.column_names if name.startswith(dialect.BEHIND)]:
         bad = pc.fill_null(pc.not_equal(table[name], ""), False)
         table = damage.drop(table, table[name], bad).drop_columns(name)
     return table
@@ -320,15 +300,17 @@ def _table_file(path: Path, explode: bool) -> TableFile:
             raise json_list(path, compression)
         if text.lstrip().startswith("<"):
             raise markup(path, text)
-        above = lines_above(text)
+        above = dialect.lines_above(text)
         text = text.split("\n", len(above))[-1].lstrip("\r\n")
-        delimiter, columns = header(text)
-        values = names_of_values(text, delimiter, columns)
+        delimiter, columns = dialect.header(text)
+        values = dialect.names_of_values(text, delimiter, columns)
         columns = list(values[: len(columns)] or columns)
         quote = "'" if all(re.fullmatch("\\s*'[^']*'\\s*", name) for name in columns) else '"'
         columns = [name.strip(f" {quote}") for name in columns] if quote == "'" else columns
         blocks = _blocks(path, compression)
-        escaped = encoding != "utf-16" and has_escapes(blocks, text, delimiter, len(columns))
+        escaped = encoding != "utf-16" and dialect.has_escapes(
+            blocks, text, delimiter, len(columns)
+        )
     return TableFile(
         path,
         "delimited",
@@ -377,16 +359,18 @@ def _parquet_file(path: Path, explode: bool) -> TableFile:
         table = file.schema_arrow.empty_table()
     if not any(pa.types.is_nested(kind) for kind in table.schema.types):
         return TableFile(path, "parquet", tuple(table.column_names))
-    table = flatten(table)
-    lists = {c.name: c.type.value_type for c in table.schema if is_list(c.type)}
+    table = json_lines.flatten(table)
+    lists = {c.name: c.type.value_type for c in table.schema if json_lines.is_list(c.type)}
     records = {
         name: [f"{name}.{field.name}" for field in kind.fields]
         for name, kind in lists.items()
         if pa.types.is_struct(kind)
     }
-    plain = {n: [n] for n in lists if is_of_items(n) and not pa.types.is_nested(lists[n])}
-    chosen = list_of_items(records or plain) if explode else None
-    names = exploded(table, chosen).column_names
+    plain = {
+        n: [n] for n in lists if json_lines.is_of_items(n) and not pa.types.is_nested(lists[n])
+    }
+    chosen = json_lines.list_of_items(records or plain) if explode else None
+    names = json_lines.exploded(table, chosen).column_names
     return TableFile(path, "parquet", tuple(names), explode=chosen)
 
 
@@ -394,12 +378,12 @@ def _json_file(path: Path, encoding: str, compression: str | None, explode: bool
     if encoding not in ("utf-8", "ascii"):
         raise DataError(f"{path}: JSON lines must be in UTF-8; convert the file with iconv")
     with pa.input_stream(str(path), compression=compression) as stream:
-        fields = find_fields(line_blocks(stream, BLOCK))
-    lists = {name: names for name, (_, names) in lists_of_records(fields).items()}
+        fields = json_lines.find_fields(json_lines.line_blocks(stream, BLOCK))
+    lists = {name: names for name, (_, names) in json_lines.lists_of_records(fields).items()}
     records = None
-    if chosen := list_of_items(lists) if explode else None:
-        records = lists_of_records(fields)[chosen][0]
-        fields = explode_records(fields, records)
+    if chosen := json_lines.list_of_items(lists) if explode else None:
+        records = json_lines.lists_of_records(fields)[chosen][0]
+        fields = json_lines.explode_records(fields, records)
     names = tuple(field.name for field in fields)
     made = TableFile(path, "json", names, ",", "utf-8", compression, chosen)
     return replace(made, fields=tuple(fields), records=records)

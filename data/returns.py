@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import answers, each, is_missing, plain_answer
-from recsys.data.column_words import words
+from recsys.data.column_words import EVENT_WORDS, has_role, rank, words
 from recsys.data.numbers import EITHER, FORMS, read_amounts
 from recsys.data.service_lines import wildcard
 from recsys.data.texts import each_value
@@ -96,7 +96,7 @@ def may_be_yes(text: str) -> bool:
     return plain_answer(text) is not False and not is_missing(text)
 
 
-def kind_of_file(name: str) -> Literal["returns", "cancelled orders"] | None:
+def kind_of_file(name: str, columns: Sequence[str] | None = None) -> str | None:
     """What a file or a sheet holds by its name, if that was taken back and it holds nothing else.
 
     >>> [kind_of_file(name) for name in ("Retouren 2026", "cancelled orders", "orders and returns")]
@@ -104,9 +104,28 @@ def kind_of_file(name: str) -> Literal["returns", "cancelled orders"] | None:
     """
     if not (NOT | words("beside_returns")).isdisjoint(words_of(name)):
         return None
+    orders = any(rank(n, EVENT_WORDS["session"][:2]) is not None for n in columns or ())
+    sure = columns is None or orders or all(has_role(role, columns) for role in ("user", "item"))
+    if not sure and any(word in normalised(name) for word in words("no_returns")):
+        return None  # such as reasons of returns
     if is_return(name) or "rma" in words_of(name):
         return "returns"
     return "cancelled orders" if is_cancellation(name) else None
+
+
+def says_kept(name: str, texts: pa.ChunkedArray) -> bool:
+    """Whether some values of a column beside returns say that a row was not taken back.
+
+    >>> said = map(pa.chunked_array, ([["yes", "no"]], [["refund rejected"]], [["not as shown"]]))
+    >>> [says_kept("x", values) for values in said]
+    [True, True, False]
+    """
+    said = {text: plain_answer(text) for text in pc.unique(texts).to_pylist()}
+    if None not in said.values():
+        return False in said.values() and (True in said.values() or is_taken_back(name))
+    known = NOT | DENIED | ASKED | RETURNED | CANCELLED
+    states = (set(words_of(text)) for text in said)
+    return any(words <= known and not words.isdisjoint(NOT | DENIED) for words in states)
 
 
 def is_return_line(name: str) -> bool:

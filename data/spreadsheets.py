@@ -89,11 +89,11 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
         for column, kind in MARKS.items():
             marks[column] += [str(kind_of_file(name) == kind).lower()] * (len(sheets[name]) - 1)
         rows += [[row[position] for position in positions] for row in sheets[name][1:]]
-    if back := [n for n, why in others.items() if kind_of_file(n) and why != NO_ROWS]:
+    back = [n for n, why in others.items() if why != NO_ROWS and kind_of_file(n, headers.get(n))]
+    if back:
         raise DataError(sentence("sheets_of_returns", path=path, names=", ".join(back)))
-    unread = [f"{name} ({why})" for name, why in others.items()]
     for description, names in (
-        ("sheets that are hidden or have other columns", unread),
+        ("sheets that are hidden or have other columns", [f"{n} ({others[n]})" for n in others]),
         ("lines above the names of the columns", above),
         ("zeros at the start of numbers with the format", _formats_with_zeros(path)),
     ):

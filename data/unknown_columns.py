@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pyarrow.compute as pc
 
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, is_of_later, rank, words
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, has_role, is_of_later, rank, words
 from recsys.data.day_orders import share_of_times
 from recsys.data.report import sentence
 from recsys.data.returns import share_of_events
@@ -81,10 +81,12 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
         and (share_of(values, r"^\d+$") or share_of_times(values, rules)[1] < SURE_SHARE)
     ]
     kinds = ("users", "guests") if role == "user" else ("items", "maybe_items")
-    nouns = [noun for kind in kinds for noun in words(kind) if len(noun) > 3]
+    nouns = [noun for kind in kinds for noun in words(kind) if len(noun) > 3 or noun == "sku"]
     if role != "user":
         of_persons = words("persons") | words("users")
         repeated = [n for n in repeated if not any(w in normalised(n) for w in of_persons)]
+        of_rows = ("timestamp", "session")
+        repeated = [n for n in repeated if not any(has_role(role, [n]) for role in of_rows)]
     alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
     orders = [n for n in free if role == "user" and rank(n, EVENT_WORDS["session"]) is not None]
     others = list(free) if len(free) > 1 else []

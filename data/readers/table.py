@@ -22,19 +22,12 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
-from recsys.data import column_candidates, column_notes, columns
+from recsys.data import column_candidates, column_notes, columns, grouped_rows
 from recsys.data.cleaning import other_ids
 from recsys.data.day_orders import orders_of_days
 from recsys.data.event_rows import EventReader
 from recsys.data.files import Damage
 from recsys.data.first_rows import look_at
-from recsys.data.grouped_rows import (
-    OfOrders,
-    columns_of_orders,
-    filled_down,
-    refuse_orders_beside_lines,
-    refuse_returns_beside_orders,
-)
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
 from recsys.data.layouts import refuse_other_layouts, refuse_without_header
@@ -127,7 +120,7 @@ def read(config: ReaderConfig) -> EventStream:
 
 def _recognised(
     config: ReaderConfig, paths: Sequence[Path], described: Sample | None, times: TimeRules
-) -> tuple[list[TableFile], Sample, Roles, OfOrders]:
+) -> tuple[list[TableFile], Sample, Roles, grouped_rows.OfOrders]:
     """The files of events, their first rows, the roles, and the columns of whole orders."""
     chosen, known = asdict(config.columns), config.mapping
     for explode in (True, False):
@@ -137,8 +130,10 @@ def _recognised(
             events = [file.with_names(config.column_names) for file in events]
         events = _agreed([_as_before(file, known) for file in events] if known else events)
         first_rows = events[0].sample(SAMPLE_ROWS)
-        of_orders = columns_of_orders(first_rows)
-        sample = Sample(events[0].path, next(filled_down([first_rows], of_orders, Report())))
+        of_orders = grouped_rows.columns_of_orders(first_rows)
+        sample = Sample(
+            events[0].path, next(grouped_rows.filled_down([first_rows], of_orders, Report()))
+        )
         if known is None:
             roles = columns.recognise_events(sample, chosen, described, times)
             roles |= other_ids(sample, roles, chosen)
@@ -216,8 +211,8 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
         keys = [name.lower() for name in file.names]
         if sorted(keys) != sorted(by_key) or len(by_key) < len(names):
             refuse_without_header(Sample(file.path, file.sample(SAMPLE_ROWS)), named=False)
-            refuse_orders_beside_lines([files[0], file])
-            refuse_returns_beside_orders([files[0], file])
+            grouped_rows.refuse_orders_beside_lines([files[0], file])
+            grouped_rows.refuse_returns_beside_orders([files[0], file])
             said = {"own": ", ".join(file.names), "names": ", ".join(names)}
             quoted = shlex.quote(str(max(files[0], file, key=lambda f: len(f.names)).path))
             raise DataError(sentence("other_columns", path=file.path, quoted=quoted, **said))
@@ -258,8 +253,7 @@ def _report_columns(report: Report, sample: Sample, roles: Roles, chosen: Chosen
     for note in [
         *column_notes.ignored_availability(sample, chosen, roles),
         *column_notes.unread_exclusions(sample, roles, chosen),
-        *column_notes.shortened_ids(sample, roles),
-        *column_notes.unread_clocks(sample, roles),
+        *column_notes.unread_times(sample, roles),
     ]:
         _warn(report, note)
 

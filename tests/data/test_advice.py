@@ -16,6 +16,7 @@ from reader_suite import table
 from recsys.data.dialect import lines_above
 from recsys.data.grouped_rows import print_returns
 from recsys.data.layouts import print_table
+from recsys.data.sources import find_tables
 from recsys.errors import DataError
 
 T = 1_767_225_600  # 2026-01-01
@@ -112,7 +113,7 @@ def test_lists_of_lines_with_quantities_are_read(shop, more):
 
 
 @pytest.mark.parametrize("name", ["refunds", "returned_items", "order.returns"])
-def test_lists_of_what_was_taken_back_are_asked_about(shop, name):
+def test_lists_of_what_was_taken_back_are_asked_about(shop, follow, name):
     record, _, field = name.rpartition(".")
     rows = []
     for n in range(1, 181):
@@ -125,9 +126,69 @@ def test_lists_of_what_was_taken_back_are_asked_about(shop, name):
         DataError, match=f"column '{name}' lists what was taken back in 20 of"
     ) as no:
         shop(text, file="events.jsonl")
-    assert "--column taken_back=none" in str(no.value)
     found = shop(text, file="events.jsonl", columns={"taken_back": "none"})
     assert f"{name} (lists)" in found.notes
+    found = shop(Path(follow(str(no.value))).read_bytes(), file="lines.jsonl")
+    assert found.counts["negative_events_dropped"] == 20
+
+
+@pytest.mark.parametrize(
+    ("back", "whole", "part"),
+    [({"lines": [{"line_item_id": 7, "quantity": 2, "line_item": {"sku": "p1"}}]}, 1, 0),
+     ({"lines": [{"line_item_id": 7, "quantity": 1}]}, 0, 1),
+     ({"line_items": [{"id": 99, "sku": "p1", "quantity": -2}]}, 1, 0),
+     ({"total": "-44.50"}, 2, 0), ({"total": "-4.50"}, 0, 0), ({"transactions": [{}]}, 0, 0)],
+)  # fmt: skip
+def test_the_command_for_refunds_writes_pieces(shop, follow, capsys, back, whole, part):
+    rows = []
+    for n in range(1, 181):
+        items = (f"r{n}", f"s{n}") if n % 9 == 0 else (f"p{n * 7 % 11}", f"q{n * 7 % 11}")
+        text = json.dumps([back] * (n % 9 == 0)).replace("p1", items[0])
+        rows.append({"id": n, "name": f"#{n}", "customer": f"c{n % 20}", "date": T + 5000 * n,
+                     "items": [{"id": 7 + k, "sku": items[k], "quantity": 2} for k in range(2)],
+                     "total": "44.50", "refunds": json.loads(text)})  # fmt: skip
+    with pytest.raises(DataError, match="column 'refunds' lists") as no:
+        shop("".join(json.dumps(row) + "\n" for row in rows), file="events.jsonl")
+    found = shop(Path(follow(str(no.value))).read_bytes(), file="lines.jsonl")
+    assert found.counts.get("negative_events_dropped", 0) == 20 * whole
+    assert found.counts.get("pieces_taken_back", 0) == 20 * part
+    assert ("20 refunds do not name" in capsys.readouterr().err) == (whole + part == 0)
+
+
+PARTS = {
+    "order,returned": ("No", "Yes"), "order,zurueckgegeben": ("nein", "ja"), "order,qty": (1, 2),
+    "order,item_state": ("not returned", "returned"), "order,sku,accepted": (0, 1),
+    "order,amount": ("9.90", "19.80"), "order,refunded_at": ("", "2026-02-01"),
+    "order,sku": ("p1", "N/A"), "order,sku,status": ("refunded", "return rejected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head", [*PARTS, "order,sku,reason", "order,status"])
+@pytest.mark.parametrize("name", ["returns", "Stornos"])
+def test_what_was_not_taken_back_as_a_whole_has_no_command(shop, raw, name, head):
+    values = PARTS.get(head, ("refunded", "refunded"))
+    rows = [(n, *["p1"] * (head.count(",") - 1), values[n % 2]) for n in range(20)]
+    (raw / "shop").mkdir()
+    (raw / f"shop/{name}.csv").write_text(table(head, rows))
+    orders = "".join(f"{n},{row}\n" for n, row in enumerate(ORDERS.splitlines()[1:]))
+    with pytest.raises(DataError) as no:
+        shop(f"order,customer,sku,date\n{orders}", file="shop/orders.csv")
+    by = f"taken back, by {head.rpartition(',')[2]!r}" in str(no.value)
+    assert by == (head in PARTS) != (" && recsys run " in str(no.value))
+
+
+@pytest.mark.parametrize("name", ["deleted_users", "cancellation_reasons"])
+@pytest.mark.parametrize("with_items", [False, True])
+def test_a_file_of_no_orders_takes_nothing_back(shop, raw, name, with_items):
+    (raw / "shop").mkdir()
+    (raw / "shop" / f"{name}.csv").write_text("customer,reason\nc1,gdpr\n")
+    if with_items:
+        (raw / "shop/products.csv").write_text("sku,name\np1,T\n")
+        (raw / "shop/events.csv").write_text(ORDERS)
+        assert find_tables(str(raw / "shop")).events.name == "events.csv"
+    else:
+        with pytest.raises(DataError, match=r"or read one file: recsys run .*events\.csv"):
+            shop(ORDERS, file="shop/events.csv")
 
 
 # Orders of which only the first line has the number, the customer and the date
@@ -371,6 +432,40 @@ def test_a_time_of_day_beside_a_date_is_joined(shop, form, date, head):
     n, unit = 17 if CLOCKS[form] == 1 else 0, 0 if CLOCKS[form] == 3600 else 60
     wanted = {T + 86_400 * (day(k) - 1) + 3600 * (k % 24) + unit * (k % 60) + n for k in ROWS}
     assert {*found.data.events.timestamp.tolist()} == wanted
+
+
+def test_the_half_of_the_day_may_have_a_column_of_its_own(shop):
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", f"2026-01-{day(n):02d}", f"{n % 12 or 12}:05",
+             ("AM", "p.m.")[n % 24 > 11]) for n in ROWS]  # fmt: skip
+    found = shop(table("user,item,date,time,half", rows)).data.events.timestamp
+    assert {*found.tolist()} == {T + 86_400 * (day(n) - 1) + 3600 * (n % 24) + 300 for n in ROWS}
+
+
+@pytest.mark.parametrize("ean", ["4.00638E+12", "4,00638e+12"])
+def test_ids_that_a_spreadsheet_shortened_are_refused(shop, ean):
+    rows = [(f"c{n % 7}", ean if n % 3 else f"40063810000{n % 20:02}", T + 5000 * n) for n in ROWS]
+    with pytest.raises(DataError, match="keeps 6 digits, so that last digits of ids are lost"):
+        shop(table("customer;ean;date", rows, ";"))
+
+
+@pytest.mark.parametrize("at", ["properties", None])
+def test_events_of_one_item_and_of_whole_orders_are_beside_lists_of_items(shop, at):
+    """Of the 60 orders of two items, the 5 that are refunded name none."""
+    rows = []
+    for n in range(60):
+        items = [{"product_id": f"p{(2 * n + k) * 7 % 13}", "quantity": 1} for k in range(2)]
+        order = {"order_id": f"O{n}"}
+        for name, more in (
+            ("Product Viewed", items[0]),
+            ("Order Completed", order | {"products": items}),
+            *[("Order Refunded", order | {"products": []})] * (n % 12 == 0),
+        ):
+            time = f"2026-01-{day(n):02}T{len(name)}:00:00Z"
+            row = {"userId": f"u{n}", "event": name, "timestamp": time}
+            rows.append(row | ({at: more} if at else more))
+    found = shop("".join(json.dumps(row) + "\n" for row in rows), file="events.jsonl")
+    assert found.counts["negative_events_dropped"] == 10
+    assert len(found.data.interactions) == 60 - 5 + 120 - 10  # views of what was refunded go, too
 
 
 @pytest.mark.parametrize(
