@@ -122,7 +122,8 @@ def _randomised_svd(
         product = matrix.T @ left
         turn, values = _spectrum(product)
         right = product @ (turn / values)
-    return left @ turn, values, right.T
+    # A row of the matrix, mapped by the right vectors, is exactly its row of the left ones.
+    return matrix @ right / values, values, right.T
 
 
 def _spectrum(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -136,7 +136,9 @@ def test_very_many_lines_end_the_connection(settings, before):
         received = talk(address, head + b"a:\r\n" * 7_000 + b"\r\n")
         assert received.startswith(b"" if before else b"HTTP/1.1 400 ")
         assert b" 200 " not in received
-        assert asked == ["/"]
+        # A request may have begun when the lines behind its body come.
+        assert set(asked) == {"/"}
+        assert before or len(asked) == 1
 
 
 def test_idle_connections_are_closed(settings, monkeypatch):
