@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -97,19 +98,47 @@ def on_ray(
     Bundle and users must be at the same paths on all machines. Each actor loads the bundle once
     and gets a share `gpus` of a GPU.
     """
-    from recsys.serving.batch.scoring import Scorer
-
     ray = import_ray()
-    from ray.util import ActorPool
+    from ray.data import ActorPoolStrategy, DataContext
 
     ours = not ray.is_initialized()
     if ours:
         start_ray(ray)
     try:
-        # An actor that is lost is started again, with the part that it had.
-        actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)(Scorer)
-        pool = ActorPool([actor.remote(job) for _ in range(min(workers, len(parts)))])
-        yield from pool.map_unordered(lambda scorer, part: scorer.numbered.remote(part), parts)
+        context = DataContext.get_current()
+        context.enable_progress_bars = False  # the command shows its own
+        context.print_on_execution_start = False
+        numbers = [{"part": part} for part in parts]
+        tables = ray.data.from_items(numbers, override_num_blocks=len(parts)).map_batches(
+            _Actor,
+            fn_constructor_args=(job,),
+            batch_size=1,
+            compute=ActorPoolStrategy(size=min(workers, len(parts))),
+            num_cpus=1,
+            num_gpus=gpus or None,
+        )
+        for row in tables.iter_rows():
+            yield int(row["part"]), pa.ipc.open_stream(row["table"]).read_all()
     finally:
         if ours:
             ray.shutdown()
+
+
+class _Actor:
+    """A scorer for Ray Data, whose rows are whole parts."""
+
+    def __init__(self, job: Job) -> None:
+        from recsys.serving.batch.scoring import Scorer
+
+        self._scorer = Scorer(job)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        parts = [int(part) for part in batch["part"]]
+        return {"part": parts, "table": [_packed(self._scorer.part(part)) for part in parts]}
+
+
+def _packed(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())

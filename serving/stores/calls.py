@@ -116,11 +116,12 @@ class Calls:
 
     Attributes:
         database: where the rows are.
+        is_closed: whether nothing can be written any more.
     """
 
     def __init__(self, database: Database, observer: Observer | None) -> None:
         """Start the threads that read; writing begins with `start`."""
-        self.database = database
+        self.database, self.is_closed = database, False
         self._observer = observer
         self._readers = ThreadPoolExecutor(database.readers, thread_name_prefix="store-reader")
         self._limited: Run = self._at_once
@@ -159,6 +160,7 @@ class Calls:
 
     def close(self) -> None:
         """Write what is queued, and end the threads."""
+        self.is_closed = True
         self._writer.close()
         self._readers.shutdown()
 

@@ -15,7 +15,9 @@ from recsys.serving.stores.schema import ERASURES, EVENTS, EXPOSURES, RECOMMENDA
 
 CREDIBLE_MS = 1_750_000_000_000  # a clock that shows less is behind: this program is younger
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
-ERASING = "erasing"  # key of STATE: users whose rows are being deleted, and when they were erased
+UNFINISHED = (
+    "erasing"  # key of STATE: users whose rows are being deleted, and when they were erased
+)
 DELETED_AT_ONCE = 2_000  # rows in a transaction, about 0.03 s
 TIMES = sa.select(ERASURES.c.salted_hash, ERASURES.c.erased_ms)
 FIRST = TIMES.limit(1)
@@ -44,7 +46,8 @@ def erased_among(
     now = now_ms()
     for name, erased_ms in rows:
         is_ahead = CREDIBLE_MS < now < erased_ms - UNDER_WAY_MS
-        if is_ahead and hashes[name] not in _erasing(database, connection):
+        is_ahead = is_ahead and hashes[name] not in _erasing(database, connection)
+        if is_ahead:
             row = ERASURES.c.salted_hash == name
             connection.execute(sa.update(ERASURES).where(row).values(erased_ms=now - UNDER_WAY_MS))
         erased[hashes[name]] = now - UNDER_WAY_MS if is_ahead else erased_ms
@@ -66,7 +69,7 @@ def erase(database: Database, user: str, connection: sa.Connection) -> bool:
     for table, until_ms in _limits(time_ms):  # rows of a clock that was ahead, which are few
         is_later = (table.c.user_id == user) & (table.c.time_ms > until_ms)
         connection.execute(sa.delete(table).where(is_later))
-    database.put_state(connection, ERASING, {**_erasing(database, connection), user: time_ms})
+    database.put_state(connection, UNFINISHED, {**_erasing(database, connection), user: time_ms})
     return erase_more(database, user, connection)
 
 
@@ -85,13 +88,13 @@ def erase_more(database: Database, user: str | None, connection: sa.Connection) 
         deleted = connection.execute(sa.delete(table).where(table.c.id.in_(some)))
         if deleted.rowcount == DELETED_AT_ONCE:
             return True
-    database.put_state(connection, ERASING, erasing)
+    database.put_state(connection, UNFINISHED, erasing)
     database.leave_bytes(connection)
     return user is None
 
 
 def _erasing(database: Database, connection: sa.Connection) -> dict[str, int]:
-    return database.state(connection, ERASING) or {}
+    return database.state(connection, UNFINISHED) or {}
 
 
 def _limits(erased_ms: int) -> tuple[tuple[sa.Table, int], ...]:

@@ -22,6 +22,7 @@ from recsys.serving.stores.records import (
     EventConflictError,
     Sign,
     StoredEvent,
+    StoreError,
     TypedHistory,
     parts_of_history,
     sign_of,
@@ -31,6 +32,7 @@ from recsys.serving.stores.schema import COUNTED, EVENT_COLUMNS, EVENTS, RECOMME
 from recsys.serving.stores.seeding import replace_seed
 
 CHUNK = 50_000
+RETRY_S = 1.0  # after a part of an erasure has failed
 NEWEST = 20_000  # of a user's events, those that decide what is not recommended
 STORED = sa.select(*(EVENTS.c[name] for name in EVENT_COLUMNS), EVENTS.c.id)
 NEWEST_FIRST = EVENTS.c.time_ms.desc(), EVENTS.c.id.desc()
@@ -47,10 +49,11 @@ class HistoryTable:
         self._calls, self._database = calls, calls.database
         self._not_history = not_history
         self._erasing: set[asyncio.Task[None]] = set()
-        # With fewer types left out, the events of all are read: as many, whatever they are.
-        is_usual = all(sign_of(name, not_history) is Sign.LEFT_OUT for name in UNCOUNTED)
+        left_out = {name for name in not_history if sign_of(name, not_history) is Sign.LEFT_OUT}
         history = sa.select(EVENTS.c.item_id, EVENTS.c.type).where(*OF_USER)
-        history = history.where(COUNTED) if is_usual else history
+        history = history.where(EVENTS.c.type.not_in(sorted(left_out)))
+        if left_out.issuperset(UNCOUNTED):  # there is an index of the other events
+            history = history.where(COUNTED)
         self._history = history.order_by(*NEWEST_FIRST).limit(NEWEST)
         # Made once: making a statement takes as long as executing it.
         among, answer = calls.database.among, RECOMMENDATIONS.c.recommendation_id
@@ -133,8 +136,15 @@ class HistoryTable:
 
     async def _erase(self, user_id: str) -> None:
         change = partial(erase, self._database, user_id)
-        while await self._calls.write("erase", Write(change=change, erases=True)):
-            change = partial(erase_more, self._database, user_id)
+        is_left = await self._calls.write("erase", Write(change=change, erases=True))
+        change = partial(erase_more, self._database, user_id)
+        while is_left:
+            try:
+                is_left = await self._calls.write("erase", Write(change=change, erases=True))
+            except StoreError:
+                if self._calls.is_closed:
+                    return
+                await asyncio.sleep(RETRY_S)
 
     # Bulk
 

@@ -117,7 +117,9 @@ class SqliteDatabase(Database):
                 connection.exec_driver_sql("VACUUM")
                 # The log has the old pages; an active reader delays its truncation.
                 (busy, _, _) = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
-                if not busy:
+                if busy:
+                    logger.warning("store %s is read: erased bytes may stay", self.place)
+                else:
                     is_done = (STATE.c.key == LEFT_BYTES) & (STATE.c.value == json.dumps(reason))
                     connection.execute(sa.delete(STATE).where(is_done))
         except FAILURES as error:  # the erasure itself is committed

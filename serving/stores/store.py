@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from recsys.serving.stores.calls import Calls, Write
 from recsys.serving.stores.database import ERASING, FAILURES, UNAVAILABLE, Database
-from recsys.serving.stores.erasures import erase_more
+from recsys.serving.stores.erasures import UNFINISHED, erase_more
 from recsys.serving.stores.history import HistoryTable
 from recsys.serving.stores.journal import JournalTable, StateTable
 from recsys.serving.stores.records import NOT_HISTORY, Observer, Served, StoreError
@@ -64,10 +64,14 @@ class Store:
         self._calls.start(self._commit)
 
     async def prepare(self) -> None:
-        """Do what the last stop of a service has left to do."""
+        """Do what the last stop of a service has left to do, or leave it to the next start."""
         change = partial(erase_more, self.database, None)
-        while await self._calls.write("erase", Write(change=change, erases=True)):
-            pass
+        try:
+            is_left = bool(await self.state.get(UNFINISHED))
+            while is_left:
+                is_left = await self._calls.write("erase", Write(change=change, erases=True))
+        except StoreError as error:  # what is left of erased users is not read
+            logger.warning("store %s: an erasure is not finished: %s", self.database.place, error)
         await asyncio.to_thread(self.database.overwrite, math.inf)
 
     def close(self) -> None:

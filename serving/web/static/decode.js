@@ -68,7 +68,7 @@ function tree(trace) {
     const items = (leaves.get(path.join(".")) ?? []).map((item) => h("li", { class: "item", "data-pass": trace.passes },
       h("span", { class: "node" }, `${item.rank}. ${item.title || item.item_id}`)));
     return (nodes.length > 0 || items.length > 0) && h("ul", { role: "list" }, list(nodes.filter((node) => node.fate !== "rejected")), items,
-      rejected.length > 0 && h("li", { "data-pass": rejected[0].pass }, h("details", {},
+      rejected.length > 0 && h("li", { "data-pass": Math.min(...rejected.map((node) => node.pass)) }, h("details", {},
         h("summary", { class: "node" }, `${number(rejected.length)} rejected`), h("ul", { role: "list" }, list(rejected)))));
   };
   return h("div", { class: "tree" }, branch(-1, []));
