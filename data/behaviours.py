@@ -7,7 +7,6 @@ rating or a like, these are stronger than a cart, and that is stronger than a vi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +18,6 @@ from recsys.interactions import Behaviour, Role
 
 CONTEXT = 1  # the level of an unknown name
 ENOUGH_USERS = 0.05  # the share of users who have the target type at least twice
-
-
-def check_roles(roles: Mapping[object, object]) -> dict[str, Role]:
-    """The setting `data.behaviours`: name -> role.
-
-    Raises:
-        ConfigError: a role that does not exist.
-    """
-    for name, role in roles.items():
-        if role not in get_args(Role):
-            raise ConfigError(
-                f"data.behaviours: {name}: {role!r} is not one of {', '.join(get_args(Role))}"
-            )
-    return {str(name): cast("Role", role) for name, role in roles.items()}
 
 
 def choose_types(

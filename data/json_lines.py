@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import duckdb
@@ -126,17 +126,29 @@ def is_of_items(name: str) -> bool:
     return rank(name, EVENT_WORDS["item"]) is not None
 
 
-def explode_records(fields: Iterable[Field], records: Field) -> list[Field]:
+def explode_records(fields: Iterable[Field], records: Field, block: bytes) -> list[Field]:
     """The fields where each entry of a list is a row: the other fields, and those of an entry.
 
-    A field of an item beside the list, such as `product_id` beside `products`, is that of an entry.
+    A field of an item beside the list, such as `product_id` beside `products`, is that of an entry,
+    unless a line of the first `block` has both.
     """
     at = records.pointer.rpartition("/")[0]
     inside = [f._replace(of_list=True, outer=at + f.pointer) for f in _entries(records)]
     beside = {field.pointer for field in fields} & {field.outer for field in inside}
     beside = beside if any(is_of_items(at.rpartition("/")[2]) for at in beside) else set()
+    beside = set() if _has_both(block, records, beside) else beside
     others = [f for f in fields if f is not records and f.pointer not in beside]
     return others + [f if f.outer in beside else f._replace(outer="") for f in inside]
+
+
+def _has_both(block: bytes, records: Field, beside: Collection[str]) -> bool:
+    """Whether a line has entries of a list, and beside them one of these fields."""
+    own = " OR ".join(f"json_extract_string(line, {_text(at)}) <> ''" for at in beside) or "false"
+    size = f"json_array_length(line, {_text(records.pointer)})"
+    with duckdb.connect(":memory:") as connection:
+        connection.register("lines", pa.Table.from_batches([_lines(block, 1)]))
+        both = f"SELECT 1 FROM lines WHERE {IS_OBJECT} AND {size} > 0 AND ({own}) LIMIT 1"  # noqa: S608
+        return bool(connection.sql(both).fetchall())
 
 
 def json_table(

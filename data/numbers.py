@@ -23,7 +23,7 @@ from recsys.data.texts import NOTHING, each_value
 INTEGER = r"^[+-]?(0|[1-9]\d{0,17})$"  # any such number fits in 64 bits
 PLAIN = (
     r"^[+-]?((0|[1-9]\d*)(\.\d+)?|\.\d+)$"
-    r"|^-?\d(\.\d+)?e[+-]\d{2,3}$"  # as Python writes them; 1E2 is a code
+    r"|^-?\d(\.\d+)?e(-\d{1,3}|\+\d{2,3})$"  # as Python and Arrow write them; 1E2 is a code
     r"|^-?\d\.\d+E(-[4-9]|-?[1-9]\d{1,2}|[7-9])$"  # as Java does
 )
 GROUPED = r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$"

@@ -37,7 +37,7 @@ BATCH = 1 << 18  # rows read at a time from a Parquet file
 MOST_COLUMNS = 2000  # each is looked at for every role
 HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and columns
 DROPPED_S = 60  # Arrow's thread reads at most one more block
-POLISH = re.compile(r"[^\W\d_][³¹¿Ÿ][^\W\d_]|\bz³\b|œæ")  # ł, ą, ż, ź and ść of Windows-1250
+POLISH = re.compile(r"[a-zà-öø-ÿ][³¹¿Ÿ][a-zà-öø-ÿ]|\bz³\b|œæ")  # ł, ą, ż, ź and ść of Windows-1250
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -383,7 +383,9 @@ def _json_file(path: Path, encoding: str, compression: str | None, explode: bool
     records = None
     if chosen := json_lines.list_of_items(lists) if explode else None:
         records = json_lines.lists_of_records(fields)[chosen][0]
-        fields = json_lines.explode_records(fields, records)
+        with pa.input_stream(str(path), compression=compression) as stream:
+            block, _ = next(json_lines.line_blocks(stream, BLOCK))
+        fields = json_lines.explode_records(fields, records, block)
     names = tuple(field.name for field in fields)
     made = TableFile(path, "json", names, ",", "utf-8", compression, chosen)
     return replace(made, fields=tuple(fields), records=records)

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, NonNegativeInt
+from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from recsys.artifacts import MANIFEST, Output, read_manifest, sha256
 from recsys.config import as_dict, internal, section
 from recsys.config import build as build_section
 from recsys.data import engine, growth, synthetic
 from recsys.data import report as reports
-from recsys.data.behaviours import check_roles
 from recsys.data.cleaning import CleanConfig
 from recsys.data.engine import Prepared
 from recsys.data.raw import Columns, EventStream, ReaderConfig
@@ -26,6 +25,7 @@ from recsys.data.synthetic import SyntheticConfig
 from recsys.data.time_formats import TimeUnit
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError, DataError
+from recsys.interactions import Role
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.raw_files import find_raw, raw_folders
@@ -67,7 +67,7 @@ class DataConfig:
     """Whether 03/04/2024 is the third of April, in a `table` source; by default the data decide."""
     clean: CleanConfig = Field(default_factory=CleanConfig)
     """Rules that clean a `table` source."""
-    behaviours: dict[Any, str] = Field(default_factory=dict)
+    behaviours: dict[Annotated[str, BeforeValidator(str)], Role] = Field(default_factory=dict)
     """Roles of event types in a `table` source, by name: `target`, `context` or `negative`; the
     others are guessed."""
     duplicates: Duplicates = "drop-exact"
@@ -105,7 +105,6 @@ class DataConfig:
         if self.dates is not None and len(self.dates) != 2:
             raise ConfigError(f"data.dates: expected two moments, found {list(self.dates)}")
         build_section(Columns, self.columns, "data.columns")  # refuses unknown roles
-        check_roles(self.behaviours)
         try:
             ZoneInfo(self.time_zone)
         except (KeyError, ValueError, OSError) as error:
@@ -279,7 +278,7 @@ def _rules(config: DataConfig) -> Rules:
         config.ratio,
         _dates(config),
         config.clean,
-        check_roles(config.behaviours),
+        config.behaviours,
     )
 
 

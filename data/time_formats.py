@@ -206,7 +206,8 @@ def _of_numbers(
         texts = pc.coalesce(whole, texts)
     parts = pc.extract_regex(texts, r"^(?P<whole>\d+)\.?(?P<decimals>\d*)$")
     whole, decimals = (pc.struct_field(parts, name) for name in ("whole", "decimals"))
-    fits = pc.or_(pc.less(pc.binary_length(whole), 19), pc.less(whole, "9"))
+    fits = pc.less(pc.utf8_lpad(whole, 19, "0"), "9")  # a longer one is not shortened
+    fits = pc.and_(fits, pc.less_equal(pc.binary_length(whole), 19))
     whole = pc.cast(pc.if_else(fits, whole, None), pa.int64())
     below = pc.cast(pc.utf8_slice_codeunits(pc.utf8_rpad(decimals, 9, "0"), 0, 9), pa.int64())
     second, nanosecond = in_seconds(whole, below, unit, counts)

@@ -458,13 +458,16 @@ def doctor(
 
 def _estimate(source: SourceOptions) -> None:
     """Say what a run will need, after reading its events once, as it would."""
+    import pyarrow as pa
+
     from recsys.data.prepare import DataConfig
     from recsys.data.readers import table
     from recsys.pipeline import default_minutes, foresee
 
     config = source.context(RunOptions()).settings.section("data", DataConfig).reader()
-    events, items = 0, set[str]()
-    for part in table.read(config).events:
+    stream, events, items = table.read(config), 0, set[str]()
+    for part in stream.events:
         events += part.num_rows
         items.update(part["item"].unique().to_pylist())
-    foresee(events, len(items), source.minutes or default_minutes(events))
+    catalog = stream.read_items(pa.table({"item": sorted(items)}))
+    foresee(events, len(catalog.items), source.minutes or default_minutes(events))

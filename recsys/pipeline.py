@@ -178,16 +178,19 @@ def slowness() -> float:
     return (time.thread_time() - begun) / CALIBRATION_S
 
 
-def foresee(events: int, items: int, minutes: float) -> dict[str, float]:
-    """Say what stages need however little they train; a busy machine takes longer than it says.
+def foresee(events: int, items: int, minutes: float, *, said: bool = True) -> dict[str, float]:
+    """Say what stages need however little they train; a busy machine takes longer than is `said`.
 
     Returns:
         the minutes that are kept for each stage, together at most half of the budget.
     """
     size, slow = (items + events / 12) / 2e6, slowness()
     needs = {name: slow * (n[0] + n[1] * size) / 60 for name, n in NEEDS.items()}
-    each = [f"{name} {needs[name]:.1f}, {n[2] + n[3] * size:.1f}" for name, n in NEEDS.items()]
     total = sum(needs.values())
+    kept = {name: need * min(1.0, minutes / (2 * total)) for name, need in needs.items()}
+    if not said:
+        return kept
+    each = [f"{name} {needs[name]:.1f}, {n[2] + n[3] * size:.1f}" for name, n in NEEDS.items()]
     say(f"Besides training, an idle core takes {total:.1f} of {minutes:.3g} minutes")
     say(f"Minutes and GiB of each stage: {'; '.join(each)}")
     if minutes < 1.5 * total:
@@ -195,7 +198,7 @@ def foresee(events: int, items: int, minutes: float) -> dict[str, float]:
             "[bold yellow]That is too short[/bold yellow] (--minutes): models hardly train, trials "
             "of the recipe are left out, and few users are sampled"
         )
-    return {name: need * min(1.0, minutes / (2 * total)) for name, need in needs.items()}
+    return kept
 
 
 def check(settings: Settings) -> None:
@@ -256,17 +259,17 @@ def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Pat
             start = time.perf_counter()
             if STAGES.index(name) > STAGES.index(RECIPE):
                 context = context.with_recipe()
-            before = context.made(name)
+            before, dataset = context.made(name), context.made("dataset")
+            if name != "data" and not context.needs and dataset and context.minutes is not None:
+                stats, said = dataset.info["stats"], "data" in results
+                needs = foresee(stats["interactions"], stats["items"], context.minutes, said=said)
+                context = replace(context, needs=needs)
             ends = {name: context.deadline(name)} if name in SHARES else {}
             context = replace(context, ends=ends)
             with working(name):
                 path = load_stage(name)(context)
             if path is None:
                 continue
-            if name == "data" and context.minutes is not None and context.made("target") is None:
-                stats = context.workspace.manifest("dataset").info["stats"]
-                needs = foresee(stats["interactions"], stats["items"], context.minutes)
-                context = replace(context, needs=needs)
             results[name] = (path, time.perf_counter() - start)
             if before is not None and context.made(name) == before:
                 context = replace(context, start=context.start - before.info.get("seconds", 0))

@@ -90,7 +90,12 @@ def truncated_svd(
     random vectors are drawn from the seed and the largest entry of each column is made positive, so
     the result is deterministic. Also returns the (m, <=dim) matrix that maps rows of `matrix` to
     rows of the result.
+
+    Raises:
+        ValueError: a value is not finite.
     """
+    if not np.isfinite(matrix.data).all():
+        raise ValueError("a matrix with values that are not finite has no decomposition")
     further, iterations, matrix = OVERSAMPLING, POWER_ITERATIONS, matrix.astype(np.float64)
     if matrix.nnz > MANY or matrix.shape[0] > MANY_ROWS:
         further, iterations, matrix = FEWER, FEWER_ITERATIONS, matrix.astype(np.float32)

@@ -468,6 +468,19 @@ def test_events_of_one_item_and_of_whole_orders_are_beside_lists_of_items(shop, 
     assert len(found.data.interactions) == 60 - 5 + 120 - 10  # views of what was refunded go, too
 
 
+def test_an_item_beside_lists_in_the_same_lines_is_asked_about(shop):
+    lists = [{"product_id": f"r{k}"} for k in range(3)]
+    rows = [{"user": f"u{n % 9}", "product_id": f"p{n * 7 % 11}", "products": lists,
+             "time": f"2026-01-{day(n):02}"} for n in ROWS]  # fmt: skip
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    with pytest.raises(DataError, match="product_id"):
+        shop(text, file="events.jsonl")
+    chosen = {"columns": {"item": "product_id"}}
+    assert shop(text, file="events.jsonl", **chosen).data.catalog_ids == {
+        f"p{n}" for n in range(11)
+    }
+
+
 @pytest.mark.parametrize(
     ("names", "values"),
     [("hour,minute", lambda n: (f"{n % 24} h", n % 60)), ("time,x", lambda n: (n / 181, 1)),

@@ -139,6 +139,8 @@ def test_arrow_types_are_times_too() -> None:
         assert read_moments(column, rules).second.to_pylist() == [TEN]
     assert read_moments(pa.chunked_array([[TEN, None]]), rules).second.to_pylist() == [TEN, None]
     assert read_moments(pa.chunked_array([[[1]]]), rules).second.to_pylist() == [None]
+    long = pa.chunked_array([[f"{TEN}", "1e25", "4.00638E+22"]])
+    assert read_moments(long, rules).second.to_pylist() == [TEN, None, None]
 
 
 def test_small_numbers_are_no_times_of_events() -> None:
