@@ -25,7 +25,7 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (29_380, 25_000),
+    "recsys": (29_390, 25_000),
     "data": (11_660, 5_500),
     "training": (6_110, 6_000),
     "serving": (13_660, 13_000),
