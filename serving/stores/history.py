@@ -143,7 +143,7 @@ class HistoryTable:
                 is_left = await self._calls.write("erase", Write(change=change, erases=True))
             except StoreError:
                 if self._calls.is_closed:
-                    return
+                    raise
                 await asyncio.sleep(RETRY_S)
 
     # Bulk

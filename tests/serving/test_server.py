@@ -1,7 +1,16 @@
 import re
+import socket
 
 from recsys.artifacts import write_artifact
 from recsys.serving.sockets import bind
+
+
+def test_the_end_of_an_answer_does_not_wait_for_an_acknowledgement():
+    listener, _ = bind("127.0.0.1", 0)
+    with listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_taken_port_is_noticed_before_models_load(python, tmp_path):
