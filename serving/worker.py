@@ -102,7 +102,7 @@ class DecodeWorker:
             gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
     def trim(self) -> None:
-        """Give memory back, now and then from time to time, whatever has used it."""
+        """Give memory back now, and every `TRIM_S` seconds from now on, whatever has used it."""
         self.read(trim_memory)
         self._trimming = asyncio.get_running_loop().call_later(TRIM_S, self.trim)
 

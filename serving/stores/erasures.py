@@ -15,9 +15,8 @@ from recsys.serving.stores.schema import ERASURES, EVENTS, EXPOSURES, RECOMMENDA
 
 CREDIBLE_MS = 1_750_000_000_000  # a clock that shows less is behind: this program is younger
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
-UNFINISHED = (
-    "erasing"  # key of STATE: users whose rows are being deleted, and when they were erased
-)
+# Key of STATE: users whose rows are being deleted, and when they were erased.
+UNFINISHED = "erasing"
 DELETED_AT_ONCE = 2_000  # rows in a transaction, about 0.03 s
 TIMES = sa.select(ERASURES.c.salted_hash, ERASURES.c.erased_ms)
 FIRST = TIMES.limit(1)
