@@ -82,11 +82,11 @@ def load_bundle_workload(path: Path, setup: Setup) -> Workload:
     from recsys.artifacts import Workspace  # random workloads need none of these
     from recsys.bundle import Bundle
     from recsys.dataset import Dataset
-    from recsys.loading import load_for
+    from recsys.models.checkpoint import load_model
 
     bundle = Bundle.load(path)
     target, draft = (
-        None if folder is None else load_for(folder, str(setup.dtype)[6:], str(setup.device))
+        None if folder is None else load_model(folder, setup.dtype, setup.device)
         for folder in (bundle.target, bundle.draft)
     )
     folder = Workspace.of(path.resolve().name).dataset

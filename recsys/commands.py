@@ -428,6 +428,7 @@ def doctor(
 
     from recsys.artifacts import Workspace
     from recsys.native.library import describe
+    from recsys.pipeline import default_minutes, estimate, foresee
 
     home = Workspace.of("x").home
     facts: dict[str, Any] = {
@@ -442,7 +443,10 @@ def doctor(
         "artifacts": str(home.resolve()),
         "bundles": sorted(p.name for p in (home / "bundles").glob("[!.]*")),
     }
+    sizes = _sizes(SourceOptions(data, items)) if data is not None else None
     if as_json:
+        if sizes is not None:
+            facts["stages"] = estimate(*sizes)
         typer.echo(json.dumps(facts))
         return
     for key, value in facts.items():
@@ -452,22 +456,20 @@ def doctor(
             "\nNo bundle yet: run `recsys run events.csv --items products.csv` with your files, or "
             "`recsys quickstart` with a synthetic shop."
         )
-    if data is not None:
-        _estimate(SourceOptions(data, items, minutes=minutes))
+    if sizes is not None:
+        foresee(*sizes, minutes or default_minutes(sizes[0]))
 
 
-def _estimate(source: SourceOptions) -> None:
-    """Say what a run will need, after reading its events once, as it would."""
+def _sizes(source: SourceOptions) -> tuple[int, int]:
+    """Numbers of events and items of files, which are read once, as a run would."""
     import pyarrow as pa
 
     from recsys.data.prepare import DataConfig
     from recsys.data.readers import table
-    from recsys.pipeline import default_minutes, foresee
 
     config = source.context(RunOptions()).settings.section("data", DataConfig).reader()
     stream, events, items = table.read(config), 0, set[str]()
     for part in stream.events:
         events += part.num_rows
         items.update(part["item"].unique().to_pylist())
-    catalog = stream.read_items(pa.table({"item": sorted(items)}))
-    foresee(events, len(catalog.items), source.minutes or default_minutes(events))
+    return events, len(stream.read_items(pa.table({"item": sorted(items)})).items)

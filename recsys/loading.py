@@ -53,17 +53,11 @@ class Models:
             )
         chosen = answering_device(bundle.target, bundle.encoder, device, dtype)
         on_cpu = torch.device(chosen).type == CPU
-        draft = None  # a request may need it in any mode
-        if bundle.draft is not None:
-            draft = load_for(bundle.draft, dtype, chosen)
+        load = partial(load_model, dtype=getattr(torch, dtype), device=chosen)
+        draft = None if bundle.draft is None else load(bundle.draft)  # needed in some modes
         if mode == Mode.AUTO:
             mode = Mode.BEAM if on_cpu else Mode.PLANNED
-        return cls(load_for(bundle.target, dtype, chosen), draft, mode, on_cpu)
-
-
-def load_for(path: Path, dtype: str, device: str) -> Any:
-    """A model to decode with, on a device."""
-    return load_model(path, dtype=getattr(torch, dtype), device=device)
+        return cls(load(bundle.target), draft, mode, on_cpu)
 
 
 def answering_device(
@@ -89,7 +83,7 @@ def _seconds_to_answer(target: Path, encoder: PromptEncoder, dtype: str, device:
     items = len(encoder.item_tokens)
     history = np.random.default_rng(0).integers(0, items, encoder.config.max_items)
     prompts = encoder.encode_all(Histories.of([history.tolist()]))
-    engine = Engine(load_for(target, dtype, device), trie)
+    engine = Engine(load_model(target, getattr(torch, dtype), device), trie)
     try:
         if engine.target.device.type != "cpu":
             engine.captures.capture_passes(1, encoder.max_tokens, MIN_BEAMS, [Plan()])

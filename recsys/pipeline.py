@@ -178,19 +178,28 @@ def slowness() -> float:
     return (time.thread_time() - begun) / CALIBRATION_S
 
 
+def estimate(events: int, items: int) -> dict[str, dict[str, float]]:
+    """`minutes` of an idle core and `gib` that each stage needs, however little it trains."""
+    size, slow = (items + events / 12) / 2e6, slowness()
+    return {
+        name: {"minutes": slow * (n[0] + n[1] * size) / 60, "gib": n[2] + n[3] * size}
+        for name, n in NEEDS.items()
+    }
+
+
 def foresee(events: int, items: int, minutes: float, *, said: bool = True) -> dict[str, float]:
     """Say what stages need however little they train; a busy machine takes longer than is `said`.
 
     Returns:
         the minutes that are kept for each stage, together at most half of the budget.
     """
-    size, slow = (items + events / 12) / 2e6, slowness()
-    needs = {name: slow * (n[0] + n[1] * size) / 60 for name, n in NEEDS.items()}
-    total = sum(needs.values())
-    kept = {name: need * min(1.0, minutes / (2 * total)) for name, need in needs.items()}
+    needs = estimate(events, items)
+    total = sum(need["minutes"] for need in needs.values())
+    share = min(1.0, minutes / (2 * total))
+    kept = {name: need["minutes"] * share for name, need in needs.items()}
     if not said:
         return kept
-    each = [f"{name} {needs[name]:.1f}, {n[2] + n[3] * size:.1f}" for name, n in NEEDS.items()]
+    each = [f"{name} {need['minutes']:.1f}, {need['gib']:.1f}" for name, need in needs.items()]
     say(f"Besides training, an idle core takes {total:.1f} of {minutes:.3g} minutes")
     say(f"Minutes and GiB of each stage: {'; '.join(each)}")
     if minutes < 1.5 * total:

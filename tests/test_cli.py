@@ -185,6 +185,8 @@ def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
     lines = [f"u{u},i{(u + n) % 7},{1_700_000_000 + n}" for u in range(8) for n in range(6)]
     events.write_text("\n".join(["user,item,timestamp", *lines]), encoding="utf-8")
     table = ("data", "prepare", "--source", "table", "--path", str(events), "--name", "neg")
+    facts = json.loads(invoke("doctor", "--data", str(events), "--json")[1])
+    assert min(facts["stages"]["sasrec"].values()) > 0
     said = invoke("doctor", "--data", str(events), "--minutes", "9")[2].replace("\n", " ")
     assert re.search(r"of 9 minutes Minutes and GiB of each stage: data \d\.\d, 0\.3; sasrec", said)
     assert invoke(*table)[0] == 0

@@ -298,7 +298,10 @@ def _require(folder: Path, config: str, weights: str) -> dict[str, Any]:
     try:
         values = dict(json.loads((folder / config).read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{folder} is not a checkpoint: {config}: {error}") from error
+        raise ArtifactError(
+            f"{folder} is not a checkpoint: {config}: {error}; make it anew (a bundle's draft: "
+            "recsys train draft, then recsys bundle)"
+        ) from error
     if not any(folder.glob(weights)):
         raise ArtifactError(
             f"{folder}: no {weights}; only safetensors weights are loaded, convert them first"
