@@ -1,9 +1,9 @@
 // Two models side by side for one user or session.
 
 import { call, latest, remember, request } from "./api.js";
-import { empty, h, number, percent, plural, problemBox, render } from "./dom.js";
+import { attempt, empty, h, number, plural, render } from "./dom.js";
 import { openItem } from "./item.js";
-import { ASKED, shares } from "./results.js";
+import { ASKED } from "./results.js";
 import { state, update, watch } from "./state.js";
 
 const CHAMPION = "champion";
@@ -23,14 +23,9 @@ export function mountCompare(root) {
 const field = (id, name, changes) => h("p", { class: "field" }, h("label", { for: id }, name),
   h("select", { id, onchange: (event) => update(changes(event.target.value)) }));
 
-async function load() {
-  let aliases, available;
-  try {
-    ({ aliases, available } = await call("GET", "/v1/models"));
-  } catch (problem) {
-    render(box, problemBox(problem, load));
-    return;
-  }
+const load = () => attempt(box, async () => {
+  about.textContent = "";
+  const { aliases, available } = await call("GET", "/v1/models");
   const names = aliases.map((alias) => alias.name);
   const left = state.model || CHAMPION;
   const right = state.other || names.find((name) => name !== left) || "";
@@ -41,20 +36,12 @@ async function load() {
     part.hidden = names.length < 2;
   });
   if (!right) return alone(available);
-  about.textContent = "";
-  let answers;
-  try {
-    answers = await Promise.all([left, right].map((model, i) => asks[i]("POST", "/v1/recommendations", request(["timing", "metadata"], { ...state, model }))));
-  } catch (problem) {
-    render(box, problemBox(problem, load));
-    return;
-  }
+  const answers = await Promise.all([left, right].map((model, i) => asks[i]("POST", "/v1/recommendations", request(["timing", "metadata"], { ...state, model }))));
   if (answers.every(Boolean)) draw(answers, [left, right]);
-}
+});
 
 /** There is no second model: say what can be done. */
 function alone(available) {
-  about.textContent = "";
   render(box, empty("There is one model", "Give a second bundle an alias, for example with PUT /v1/aliases/challenger. ",
     available.length ? `Bundles: ${available.join(", ")}.` : ""));
 }
@@ -70,16 +57,15 @@ function draw(answers, names) {
 }
 
 function list(answer, name, others, other) {
-  const parts = shares(answer);
   return h("section", { class: "panel" }, h("h3", {}, name),
     h("p", { class: "fine" }, [answer.model.name, answer.certificate, answer.timing && `${number(answer.timing.total_ms, 1)} ms`].filter(Boolean).join(" · ")),
     answer.note && h("p", { class: "note" }, answer.note.detail),
-    h("ol", { class: "side", role: "list" }, answer.items.map((item, i) => h("li", {},
+    h("ol", { class: "side", role: "list" }, answer.items.map((item) => h("li", {},
       h("span", { class: "rank" }, h("span", { class: "sr" }, "Rank "), item.rank),
       h("button", { type: "button", class: "link", "data-key": `${name}-${item.item_id}`, onclick: () => openItem(item.item_id) }, item.title || item.item_id),
-      h("span", { class: "fine" }, parts[i] === null ? item.source : percent(parts[i])),
+      h("span", { class: "fine" }, item.source),
       where(item, others.get(item.item_id), other)))),
-    answer.items.length ? h("p", { class: "fine" }, "Per cent: share of this list, softmax over its scores.") : h("p", {}, "No item."));
+    answer.items.length === 0 && h("p", {}, "No item."));
 }
 
 /** Where the other list has an item. */

@@ -1,7 +1,7 @@
-// Inside the decode: the tree of one answer, pass by pass.
+// Inside the decode: the tree of one answer.
 
 import { latest, request } from "./api.js";
-import { announce, empty, h, logProb, number, plural, problemBox, render, tile } from "./dom.js";
+import { attempt, empty, h, logProb, number, plural, render, tile } from "./dom.js";
 import { ASKED } from "./results.js";
 import { state, watch } from "./state.js";
 
@@ -11,38 +11,31 @@ const FATES = {
   patched: "a beam that was not drafted; added by a later pass",
 };
 const ask = latest();
-let root, pass = 1, answer = null;
+let box;
 
-export function mountDecode(into) {
-  root = into;
+export function mountDecode(root) {
+  box = h("div", {});
+  root.append(h("h2", {}, "Inside the decode"), box);
   watch(["view", ...ASKED], () => state.view === "decode" && load());
 }
 
-async function load() {
-  render(root, h("h2", {}, "Inside the decode"), h("p", { class: "fine", role: "status" }, "Decoding …"));
+const load = () => attempt(box, async () => {
+  render(box, h("p", { class: "fine", role: "status" }, "Decoding …"));
   // The model's exact search alone, without blending.
   const body = { ...request(["trace", "timing", "metadata"]), mode: "strict", blend: false };
-  try {
-    answer = await ask("POST", "/v1/recommendations", body);
-  } catch (problem) {
-    render(root, h("h2", {}, "Inside the decode"), problemBox(problem, load));
-    return;
-  }
-  if (!answer) return; // a newer request is under way
-  pass = answer.trace?.passes ?? 1;
-  draw();
-}
+  const answer = await ask("POST", "/v1/recommendations", body);
+  if (answer) draw(answer); // else a newer request is under way
+});
 
-function draw() {
+function draw(answer) {
   const { trace, timing } = answer;
-  const title = h("h2", {}, "Inside the decode");
   if (!trace?.nodes?.length) {
-    render(root, title, empty("No tree", "This answer was computed without a draft, or without the model: there is no tree."));
+    render(box, empty("No tree", "This answer was computed without a draft, or without the model: there is no tree."));
     return;
   }
   const counts = count(trace.nodes);
   const decode = timing?.decode ?? {};
-  render(root, title,
+  render(box,
     h("p", { class: "lead" }, decode.draft_passes
       ? "A small model drafts a tree of codes. The target scores the whole tree in one pass and keeps the beams of its own search. Another pass patches the beams that were not drafted."
       : "This bundle has no draft model: the tree has every allowed code of the first levels. The target scores it in one pass, keeps the beams of its own search, and patches those that are missing."),
@@ -51,32 +44,30 @@ function draw() {
       tile("nodes scored", number(trace.nodes.length), `${number(counts.accepted ?? 0)} accepted, ${number(counts.patched ?? 0)} patched`),
       tile("levels accepted", `${number(decode.accepted_levels ?? 0)} of ${trace.levels - 1}`, "by the first pass"),
       tile("compute", `${number(timing?.compute_ms, 1)} ms`, answer.certificate ?? "")),
-    stepper(trace),
-    h("figure", { class: "tree-box" }, heads(trace), tree(trace)),
+    h("figure", { class: "tree-box" }, heads(answer), tree(answer)),
     legend());
-  step(pass);
 }
 
 /** The nodes as nested lists, the best first, with the items of the answer as leaves. */
-function tree(trace) {
+function tree({ trace, items: listed }) {
   const children = Map.groupBy(trace.nodes, (node) => node.parent);
-  const leaves = Map.groupBy(answer.items, (item) => item.semantic_id.slice(0, -1).join("."));
+  const leaves = Map.groupBy(listed, (item) => item.semantic_id.slice(0, -1).join("."));
   const branch = (id, path) => {
     const nodes = (children.get(id) ?? []).sort((a, b) => b.target_log_prob - a.target_log_prob);
     const rejected = nodes.filter((node) => node.fate === "rejected");
     const list = (some) => some.map((node) => leaf(node, branch(node.id, [...path, node.code])));
-    const items = (leaves.get(path.join(".")) ?? []).map((item) => h("li", { class: "item", "data-pass": trace.passes },
+    const items = (leaves.get(path.join(".")) ?? []).map((item) => h("li", { class: "item" },
       h("span", { class: "node" }, `${item.rank}. ${item.title || item.item_id}`)));
     return (nodes.length > 0 || items.length > 0) && h("ul", { role: "list" }, list(nodes.filter((node) => node.fate !== "rejected")), items,
-      rejected.length > 0 && h("li", { "data-pass": Math.min(...rejected.map((node) => node.pass)) }, h("details", {},
+      rejected.length > 0 && h("li", {}, h("details", {},
         h("summary", { class: "node" }, `${number(rejected.length)} rejected`), h("ul", { role: "list" }, list(rejected)))));
   };
   return h("div", { class: "tree" }, branch(-1, []));
 }
 
 const leaf = ({ code, fate, pass, items, draft_log_prob, target_log_prob }, below) =>
-  h("li", { class: fate, "data-pass": pass },
-    h("span", { class: "node", title: `${fate}, ${plural(items, "item")} below` },
+  h("li", { class: fate },
+    h("span", { class: "node", title: `${fate} by pass ${pass}, ${plural(items, "item")} below` },
       h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), h("span", { class: "sr" }, `${fate} code `), code,
       h("span", { class: "fine" }, logProb(target_log_prob), draft_log_prob ? ` (${logProb(draft_log_prob)})` : null)),
     below);
@@ -92,7 +83,7 @@ const legend = () => h("ul", { class: "legend" }, Object.entries(FATES).map(([fa
   h("li", {}, "Beside a code: its log-probability under the target, and (under the draft)."));
 
 /** The counts of each level: nodes by fate, and codes that are not allowed. */
-function heads(trace) {
+function heads({ trace, items }) {
   return h("div", { class: "levels" }, h("p", { class: "level" }, h("strong", {}, "History")), Array.from({ length: trace.levels }, (_, i) => {
     const level = i + 1;
     const at = count(trace.nodes.filter((node) => node.depth === level));
@@ -101,31 +92,8 @@ function heads(trace) {
       level < trace.levels
         ? h("span", {}, ["accepted", "patched", "rejected"].filter((fate) => at[fate]).map((fate) =>
           h("span", { class: "fate-count" }, h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), `${number(at[fate])}`, h("span", { class: "sr" }, ` ${fate} `))))
-        : h("span", {}, `${number(answer.items.length)} items`),
+        : h("span", {}, `${number(items.length)} items`),
       blocked !== undefined && h("span", { class: "blocked", title: "Codes after the beams that lead to no item, or to none that matches the filter" },
         `${number(blocked)} blocked${state.filter ? " by trie or filter" : " by the trie"}`));
   }));
-}
-
-// Passes
-
-function stepper(trace) {
-  return h("div", { class: "stepper" },
-    h("input", {
-      type: "range", id: "pass", min: 0, max: trace.passes, step: 1, value: pass, "aria-label": "Passes of the target shown",
-      oninput: (event) => step(Number(event.target.value)),
-    }),
-    h("output", { id: "pass-text", for: "pass" }));
-}
-
-function step(to) {
-  pass = to;
-  const { trace } = answer;
-  for (const node of root.querySelectorAll(".tree [data-pass]")) node.inert = Number(node.dataset.pass) > pass;
-  const here = count(trace.nodes.filter((node) => node.pass === pass));
-  const text = pass === 0
-    ? "before the first pass"
-    : `pass ${pass} of ${trace.passes}: ${Object.entries(here).map(([fate, n]) => `${n} ${fate}`).join(", ") || "the last level"}`;
-  root.querySelector("#pass-text").textContent = text;
-  announce(text);
 }

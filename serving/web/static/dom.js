@@ -1,19 +1,11 @@
 // Creates elements without a framework. Markup is never made from strings, and style attributes are
 // never written: the content security policy (CSP) forbids both.
 
-const SVG = "http://www.w3.org/2000/svg";
+import { Problem } from "./api.js";
 
 /** Create an HTML element. `on…` properties are listeners; the others are attributes. */
 export function h(tag, properties = {}, ...children) {
-  return fill(document.createElement(tag), properties, children);
-}
-
-/** Create an SVG element. */
-export function svg(tag, properties = {}, ...children) {
-  return fill(document.createElementNS(SVG, tag), properties, children);
-}
-
-function fill(element, properties, children) {
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -87,6 +79,16 @@ export function problemBox(problem, retry) {
     setTimeout(() => box.isConnected && retry(), 1000 * (problem.retryAfter ?? 1));
   }
   return box;
+}
+
+/** Do something; if the service refuses it, show the problem in `box`, with a button to try again. */
+export async function attempt(box, act) {
+  try {
+    await act();
+  } catch (problem) {
+    if (!(problem instanceof Problem)) throw problem;
+    render(box, problemBox(problem, () => attempt(box, act)));
+  }
 }
 
 export const empty = (title, ...text) =>

@@ -1,7 +1,7 @@
 // Experiments with users.
 
 import { call } from "./api.js";
-import { empty, h, moment, number, percent, plural, problemBox, render, table } from "./dom.js";
+import { attempt, empty, h, moment, number, percent, plural, problemBox, render, table } from "./dom.js";
 import { state, watch } from "./state.js";
 
 let list;
@@ -14,16 +14,12 @@ export function mountExperiments(root) {
   watch(["view"], () => state.view === "experiments" && load());
 }
 
-async function load() {
-  try {
-    const { experiments } = await call("GET", "/v1/models");
-    const results = await Promise.all(experiments.map((experiment) => call("GET", `/v1/experiments/${experiment.name}/results`).catch((problem) => problem)));
-    render(list, experiments.length ? experiments.map((experiment, i) => panel(experiment, results[i]))
-      : empty("No experiment", "PUT /v1/experiments/NAME starts one."));
-  } catch (problem) {
-    render(list, problemBox(problem, load));
-  }
-}
+const load = () => attempt(list, async () => {
+  const { experiments } = await call("GET", "/v1/models");
+  const results = await Promise.all(experiments.map((experiment) => call("GET", `/v1/experiments/${experiment.name}/results`).catch((problem) => problem)));
+  render(list, experiments.length ? experiments.map((experiment, i) => panel(experiment, results[i]))
+    : empty("No experiment", "PUT /v1/experiments/NAME starts one."));
+});
 
 function panel(experiment, results) {
   return h("section", { class: "panel" }, h("h3", {}, experiment.name),

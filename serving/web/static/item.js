@@ -1,7 +1,7 @@
 // The details of an item: attributes, similar items, actions.
 
 import { at, call, item, remember } from "./api.js";
-import { byKey, h, identity, number, problemBox, render } from "./dom.js";
+import { attempt, byKey, h, identity, number, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
 import { FOR_A_PERSON, state, update } from "./state.js";
@@ -72,7 +72,7 @@ export async function openItem(id) {
         onclick: () => (sheet.close(), update({ view: "catalog", q: "", prefix: details.semantic_id.slice(0, -1).join(".") })),
       }, "Neighbours by code")),
     h("h3", {}, "Similar items"), similar);
-  try {
+  await attempt(similar, async () => {
     const answer = await call("GET", at(`/v1/items/${encodeURIComponent(id)}/similar`, { k: SIMILAR, model: state.model }));
     remember(answer.items);
     render(similar, answer.items.length
@@ -80,9 +80,7 @@ export async function openItem(id) {
         h("button", { type: "button", class: "link", onclick: () => openItem(entry.item_id) }, entry.title || entry.item_id),
         h("span", { class: "fine" }, ` ${number(entry.score, 2)}`))))
       : h("p", { class: "fine" }, "None are known."));
-  } catch (problem) {
-    render(similar, problemBox(problem));
-  }
+  });
 }
 
 function facts(metadata, sheet) {

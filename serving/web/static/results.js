@@ -1,7 +1,7 @@
 // The recommendations as cards, and the changes since the previous list.
 
 import { call, latest, learn, remember, request, title } from "./api.js";
-import { announce, empty, h, identity, logProb, number, percent, plural, problemBox, render } from "./dom.js";
+import { announce, empty, h, identity, number, plural, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
 import { inWords, isShown, openItem, picture, price, values } from "./item.js";
@@ -70,12 +70,10 @@ function draw(answer) {
   render(note,
     answer.note && h("p", { class: "note" }, answer.note.detail),
     unknown.length > 0 && h("p", { class: "note" }, `The model does not know ${plural(unknown.length, "item")} of the history: ${unknown.slice(0, 5).join(", ")}${unknown.length > 5 ? " …" : ""}`));
-  const parts = shares(answer);
-  const most = Math.max(...parts.filter((part) => part !== null));
   const focused = [...list.children].findIndex((entry) => entry.contains(document.activeElement));
   [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
   render(list, items.length
-    ? items.map((item, i) => card(item, parts[i], most))
+    ? items.map(card)
     : h("li", { class: "wide" }, empty("Nothing to recommend", "No item matches; relax the filter.")));
   if (focused >= 0 && !list.contains(document.activeElement)) { // the focused card is gone: focus the card at its place
     const cards = list.querySelectorAll(".card-add");
@@ -84,22 +82,8 @@ function draw(answer) {
   announce(`${facts.slice(0, 2).join(" ")}. First: ${items[0]?.title ?? "none"}.`);
 }
 
-/**
- * Each item's share of the probability of the shown list: the softmax over the scores, which are
- * log-probabilities. Null for pinned items, and in lists that retrieval or popularity filled up.
- */
-export function shares({ items, note }) {
-  const mixed = note && items.some((item) => item.source === "retrieval" || item.source === "popular");
-  const rated = mixed ? [] : items.filter((item) => item.source !== "pinned");
-  const best = Math.max(...rated.map((item) => item.score));
-  const whole = rated.reduce((sum, item) => sum + Math.exp(item.score - best), 0);
-  return items.map((item) => (rated.includes(item) ? Math.exp(item.score - best) / whole : null));
-}
-
-function card(item, part, most) {
+function card(item) {
   const name = item.title || item.item_id;
-  const bar = h("span", { class: "bar", "aria-hidden": "true" });
-  bar.style.setProperty("--part", part / most);
   return h("li", { class: "card", "data-id": item.item_id },
     h("div", { class: "card-top" },
       h("span", { class: "rank" }, h("span", { class: "sr" }, "Rank "), item.rank),
@@ -113,8 +97,6 @@ function card(item, part, most) {
     picture(item),
     price(item.metadata),
     identity(item),
-    part !== null && h("p", { class: "score", title: `Share of the probability of the shown list: softmax over its scores. Log-probability ${logProb(item.score)}` },
-      bar, h("span", {}, `${percent(part)} of this list`)),
     h("p", { class: "why" },
       h("span", { class: `source ${item.source}`, title: SOURCES[item.source] }, item.source),
       item.because && h("span", {}, " because of ", h("q", { "data-item": item.because }, title(item.because)))),

@@ -1,20 +1,19 @@
 // What a merchandiser looks at in the morning: what was recommended, what came of it, what to look into.
 
 import { at, call, latest, remember } from "./api.js";
-import { h, moment, number, percent, plural, problemBox, render, table, tile } from "./dom.js";
+import { attempt, h, moment, number, percent, plural, render, table, tile } from "./dom.js";
 import { openItem } from "./item.js";
 import { state, update, watch } from "./state.js";
 
 const EVERY_MS = 60_000;
 const ask = latest();
-let box, made, period, timer = 0;
+let box, period, timer = 0;
 
 export function mountToday(root) {
-  made = h("p", { class: "facts-line" }); // no status: it changes each minute
   period = h("select", { id: "days", onchange: () => update({ days: Number(period.value) }) },
     h("option", { value: 1 }, "the last 24 hours"), h("option", { value: 7 }, "the last 7 days"));
   box = h("div", { class: "today-box" });
-  root.append(h("div", { class: "list-head" }, h("h2", {}, "Today"), made,
+  root.append(h("div", { class: "list-head" }, h("h2", {}, "Today"),
     h("p", { class: "field" }, h("label", { for: "days" }, "Period"), period)), box);
   watch(["view", "days"], () => {
     clearInterval(timer);
@@ -24,25 +23,18 @@ export function mountToday(root) {
   });
 }
 
-async function load() {
+const load = () => attempt(box, async () => {
   period.value = state.days;
-  let figures, trends;
-  try {
-    [figures, trends] = await Promise.all([ask("GET", at("/v1/today", { days: state.days })), call("GET", "/v1/lists/trending")]);
-  } catch (problem) {
-    made.textContent = "";
-    render(box, problemBox(problem, load));
-    return;
-  }
+  const [figures, trends] = await Promise.all([ask("GET", at("/v1/today", { days: state.days })), call("GET", "/v1/lists/trending")]);
   if (figures) draw(figures, trends.items);
-}
+});
 
 function draw(figures, trends) {
   const { coverage } = figures;
   remember([...trends, ...figures.most_shown, ...figures.never_shown, ...figures.never_followed]);
-  made.textContent = `${moment(figures.since_ms)} to ${moment(figures.until_ms)}`;
   const [click, purchase] = figures.rates;
   render(box,
+    h("p", { class: "fine" }, `${moment(figures.since_ms)} to ${moment(figures.until_ms)}`), // no status: it changes each minute
     h("dl", { class: "tiles" },
       tile("Recommendations", number(figures.answers), figures.answers ? `for ${plural(figures.people, "person", "people")}` : "none yet"),
       rate("Click rate", click, figures),
