@@ -18,16 +18,18 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.caps import Caps
 from recsys.constraint.mask import RowMask
-from recsys.decoding.output import Beams, Certificate, DecodeStats, Trace
+from recsys.decoding.output import Beams, Certificate, DecodeStats
 from recsys.decoding.request import SearchRequest
 from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
 from recsys.live import Epoch
+from recsys.modes import Trace
 from recsys.requests import SOURCES, Recommendation, RecommendRequest, RecommendResult
 from recsys.retrieval import Candidates, Pool, Proposals, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.pool import OF_MODEL, OF_POPULAR, OF_RETRIEVAL, PINNED
 from recsys.retrieval.rows import blocked_items
+from recsys.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -322,12 +324,11 @@ def certificate(batch: Batch, lists: Lists, i: int, count: int) -> Certificate:
 
 
 def describe(
-    batch: Batch, lists: Lists, level_sizes: Sequence[int], retrieval: Retrieval | None = None
+    batch: Batch, lists: Lists, vocabulary: Vocabulary, retrieval: Retrieval | None = None
 ) -> list[RecommendResult]:
     """The answers: lists behind their pinned items, with titles and codes.
 
-    With `retrieval`, each item has its reason. `level_sizes` are those of the vocabulary, to count
-    what is closed in traces.
+    With `retrieval`, each item has its reason. The `vocabulary` gives the codes of traces.
     """
     lists, beams = lists.behind(batch.pinned), lists.beams
     because = np.full(lists.items.shape, -1, np.int64)
@@ -340,7 +341,7 @@ def describe(
         if beams is not None:
             stats = {"beams": beams.rows.shape[1], **vars(lists.stats[i])}
             if beams.traces:
-                trace = count_items(beams.traces[i], batch.epoch.trie, level_sizes, mask)
+                trace = with_items(beams.traces[i], batch.epoch.trie, vocabulary, mask)
         result = RecommendResult(
             recommendations=_described(batch.epoch, lists, i, k, because),
             unknown_items=batch.unknown[i],
@@ -478,21 +479,21 @@ def items_of_rows(
     return items, scores
 
 
-def count_items(
-    trace: Trace, trie: ItemTrie, level_sizes: Sequence[int], mask: RowMask | None
-) -> Trace:
-    """A trace with the number of items below each node, and of codes closed at each level."""
+def with_items(trace: Trace, trie: ItemTrie, vocabulary: Vocabulary, mask: RowMask | None) -> Trace:
+    """A trace with code and number of items of each node, and of codes closed at each level."""
     starts = trie.row_item_start
     if mask is not None:
         starts = np.append(0, np.cumsum(mask.items))[starts]
     state = np.array([0, *(node.state for node in trace.nodes)], np.int64)
     items = starts[trie.row_stop[state]] - starts[trie.row_start[state]]
-    nodes = [replace(n, items=int(count)) for n, count in zip(trace.nodes, items[1:], strict=True)]
+    codes = (node.token - vocabulary.level_offsets[node.depth - 1] for node in trace.nodes)
+    more = zip(trace.nodes, codes, items[1:].tolist(), strict=True)
+    nodes = [replace(node, code=code, items=count) for node, code, count in more]
     blocked = dict.fromkeys(range(1, trie.num_levels + 1), 0)
     beams = [0, *(n.state for n in nodes if n.fate != "rejected")]
     depths = [0, *(n.depth for n in nodes if n.fate != "rejected")]
     for beam, depth in zip(beams, depths, strict=True):
         first, last = trie.first_child[beam : beam + 2].tolist()
         open_ = last - first if mask is None else int(np.count_nonzero(mask.alive[first:last]))
-        blocked[depth + 1] += level_sizes[depth] - open_
+        blocked[depth + 1] += vocabulary.level_sizes[depth] - open_
     return replace(trace, nodes=nodes, blocked=blocked)

@@ -1,11 +1,17 @@
-"""Modes: the one vocabulary for how a batch is decoded, from the command line to the search."""
+"""Modes, the one vocabulary for how a batch is decoded, and traces of how answers were found."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
+
+from pydantic import ConfigDict
 
 from recsys.devices import AUTO
+
+Fate = Literal["accepted", "rejected", "patched"]
 
 
 class Mode(StrEnum):
@@ -45,6 +51,50 @@ class Captured(StrEnum):
 
     PASSES = "passes"
     DECODES = "decodes"
+
+
+@dataclass(frozen=True)
+class TraceNode:
+    """One node of a request's tree."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
+    parent: int
+    """Place of its parent in the list of nodes; -1 for the prompt."""
+    depth: int
+    """1 for the first token of a semantic ID."""
+    token: int
+    """The token that leads into the node."""
+    state: int
+    """State of the trie."""
+    target_pass: int
+    """Number of the target's pass that ran it, from 1."""
+    draft_log_prob: float | None
+    """The drafter's score: a model's log-probability, 0 from the exhaustive drafter, minus the rank
+    from candidates. None for a patched node, and for a node that was added to score a candidate
+    (the draft may hold the same node again)."""
+    target_log_prob: float
+    """The target's log-probability of the path; boosts are not part of it."""
+    fate: Fate
+    """`accepted`: a beam of the target's search that the draft had. `rejected`: run in any pass,
+    but not a beam. `patched`: a beam that the draft lacked, added by a patch pass."""
+    code: int | None = None
+    """The code of its token, 0-based; None in a search that knows no codes."""
+    items: int | None = None
+    """Items below the node that the request may get; None where they are not counted."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The tree of one request."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
+    nodes: list[TraceNode]
+    """Parents before children."""
+    blocked: dict[int, int] = field(default_factory=dict)
+    """By level, from 1, how many codes the catalog or a mask closed below the search's beams; empty
+    where they are not counted."""
 
 
 def check_mode(name: str, value: str, allowed: Collection[Mode] = tuple(Mode)) -> Mode:

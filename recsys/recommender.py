@@ -237,8 +237,8 @@ class Recommender:
                 lists = fill_lists(batch, kind.beams, partial(self.search, kind))
             else:
                 lists = self.search(kind, batch, max(batch.k))
-            sizes = self.bundle.vocabulary.level_sizes
-            results |= zip(positions, describe(batch, lists, sizes, self.retrieval), strict=True)
+            described = describe(batch, lists, self.bundle.vocabulary, self.retrieval)
+            results |= zip(positions, described, strict=True)
         return [results[i] for i in range(len(requests))]
 
     def search(self, kind: Kind, batch: Batch, k: int) -> Lists:
@@ -365,7 +365,7 @@ class Recommender:
         search = partial(most_likely, retrieval)
         search = partial(fill_lists, search=search) if request.max_per else search
         lists = search(batch, request.k)
-        (result,) = describe(batch, lists, self.bundle.vocabulary.level_sizes)
+        (result,) = describe(batch, lists, self.bundle.vocabulary)
         return result
 
     def blends(self, request: RecommendRequest) -> bool:

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationErr
 from recsys import arguments
 from recsys.config import explain
 from recsys.constraint.filters import ItemBoosts, ItemFilter
-from recsys.modes import Mode
+from recsys.modes import Mode, Trace
 
 if TYPE_CHECKING:
-    from recsys.decoding.output import Certificate, Trace
+    from recsys.decoding.output import Certificate
     from recsys.live import Epoch
 
 MIN_BEAMS = 20

@@ -29,7 +29,6 @@ from recsys.serving.schemas.common import MAX_HISTORY, as_json, made
 from recsys.serving.schemas.items import RankBody
 from recsys.serving.schemas.recommendations import (
     NOTHING,
-    DecodedTree,
     Note,
     NoteCode,
     RecommendationsRequest,
@@ -463,8 +462,7 @@ def response(
     if asked.rules:
         values["rules"] = list(asked.rules)
     if result.trace is not None:
-        first_tokens = asked.model.recommender.bundle.vocabulary.level_offsets
-        values["trace"] = DecodedTree.of(result.trace, first_tokens)
+        values["trace"] = result.trace
     if assigned is not None:
         values["experiment"] = assigned.ref
     if "timing" in body.include:

@@ -10,8 +10,6 @@ from recsys.decoding.engine import Decoded as Decoded
 from recsys.decoding.engine import Engine as Engine
 from recsys.decoding.output import Beams as Beams
 from recsys.decoding.output import DecodeStats as DecodeStats
-from recsys.decoding.output import Trace as Trace
-from recsys.decoding.output import TraceNode as TraceNode
 from recsys.decoding.planner import Plan as Plan
 from recsys.decoding.request import Search as Search
 from recsys.decoding.request import SearchRequest as SearchRequest

@@ -1,19 +1,19 @@
-"""What decoding returns: the best sequences, counters of the work, and a trace if asked for."""
+"""What decoding returns: the best sequences, counters of the work, and traces if asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from recsys.models.cache import SlotCache
+from recsys.modes import Trace
 
 Certificate = Literal["global-exact", "beam-exact", "approximate"]
-Fate = Literal["accepted", "rejected", "patched"]
 
 
 @dataclass(frozen=True)
@@ -69,55 +69,6 @@ class DecodeStats:
             kv_slots=max(self.kv_slots, more.kv_slots),
             kv_bytes=max(self.kv_bytes, more.kv_bytes),
         )
-
-
-@dataclass(frozen=True)
-class TraceNode:
-    """One node of a request's tree.
-
-    Attributes:
-        parent: place of its parent in `Trace.nodes`; -1 for the prompt.
-        depth: 1 for the first token of a semantic ID.
-        token: the token that leads into the node.
-        state: state of the trie.
-        target_pass: number of the target's pass that ran it, from 1.
-        draft_log_prob: the drafter's score: a model's log-probability, 0 from the exhaustive
-            drafter, minus the rank from candidates. None for a patched node, and for a node that
-            was added to score a candidate (the draft may hold the same node again).
-        target_log_prob: the target's log-probability of the path; boosts are not part of it.
-        fate: `accepted`: a beam of the target's search that the draft had. `rejected`: run
-            in any pass, but not a beam. `patched`: a beam that the draft lacked, added by a patch
-            pass.
-        items: items below the node that the request may get; None where they are not counted.
-    """
-
-    parent: int
-    depth: int
-    token: int
-    state: int
-    target_pass: int
-    draft_log_prob: float | None
-    target_log_prob: float
-    fate: Fate
-    items: int | None = None
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The tree of one request.
-
-    Attributes:
-        nodes: parents before children.
-        blocked: by level, from 1, how many codes the catalog or a mask closed below the search's
-            beams; empty where they are not counted.
-    """
-
-    nodes: list[TraceNode]
-    blocked: dict[int, int] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

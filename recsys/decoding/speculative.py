@@ -24,13 +24,13 @@ from recsys.constraint.transitions import Children, DeviceTrie
 from recsys.decoding.beam import finish, no_answers
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Proposal
 from recsys.decoding.expand import Frontier, Step, stable_top
-from recsys.decoding.output import Beams, DecodeStats, Trace
+from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.relaxed import relaxed_beam_search
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.table import Table
 from recsys.decoding.trace import trace
 from recsys.decoding.tree import TokenTree, require_finite
-from recsys.modes import Mode, check_mode
+from recsys.modes import Mode, Trace, check_mode
 from recsys.transfers import download
 
 PATCH_NODES = 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from recsys.decoding.expand import Frontier
-from recsys.decoding.output import Fate, Trace, TraceNode
 from recsys.decoding.table import PADDING, Table
+from recsys.modes import Fate, Trace, TraceNode
 
 
 def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontier]) -> list[Trace]:

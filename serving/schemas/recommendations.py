@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from recsys.constraint.filters import MOST_BOOSTS
+from recsys.modes import Trace
 from recsys.requests import Recommendation, RecommendRequest, RequestOptions, Source
 from recsys.serving.schemas.common import (
     CHAMPION,
@@ -28,7 +29,6 @@ from recsys.serving.schemas.rules import FILTER_EXAMPLE, Boost, Filter, RuleName
 from recsys.serving.stores.records import TypedHistory
 
 if TYPE_CHECKING:
-    from recsys.decoding.output import Trace
     from recsys.live_catalog import EpochCatalog
     from recsys.recommender import Recommender
 
@@ -279,55 +279,6 @@ class Timing(BaseModel):
         return cls.model_construct(**stages, batch_size=batch_size, decode=decode)
 
 
-class DecodedNode(BaseModel):
-    """One node of the tree that was decoded."""
-
-    id: int
-    parent: int = Field(description="Its parent's id; -1 for the prompt.")
-    depth: int = Field(description="1 for the first code.")
-    code: int = Field(description="At this level, 0-based.")
-    pass_: int = Field(alias="pass", description="The target's pass that it was run in, from 1.")
-    draft_log_prob: float | None = Field(description="The draft's score; null if not drafted.")
-    target_log_prob: float = Field(description="The target's, from the first code to this one.")
-    fate: Literal["accepted", "rejected", "patched"]
-    items: int = Field(description="Items below it.")
-
-
-class DecodedTree(BaseModel):
-    """The decode as a tree, parents before children."""
-
-    levels: int
-    passes: int = Field(description="Of the target.")
-    nodes: list[DecodedNode]
-    blocked: dict[str, int] = Field(
-        description="By level: codes under the beams that lead to no item, or to none that fits."
-    )
-
-    @classmethod
-    def of(cls, trace: "Trace", first_tokens: Sequence[int]) -> "DecodedTree":
-        """A trace of the library on the wire, given the token of code 0 at each level."""
-        nodes = [
-            DecodedNode.model_construct(
-                id=i,
-                parent=node.parent,
-                depth=node.depth,
-                code=node.token - first_tokens[node.depth - 1],
-                pass_=node.target_pass,
-                draft_log_prob=node.draft_log_prob,
-                target_log_prob=node.target_log_prob,
-                fate=node.fate,
-                items=node.items or 0,
-            )
-            for i, node in enumerate(trace.nodes)
-        ]
-        return cls.model_construct(
-            levels=len(first_tokens),
-            passes=max((node.target_pass for node in trace.nodes), default=0),
-            nodes=nodes,
-            blocked={str(level): count for level, count in trace.blocked.items()},
-        )
-
-
 class RecommendationsResponse(BaseModel):
     """An answer, best item first; shorter than k where the catalog has no more."""
 
@@ -348,7 +299,7 @@ class RecommendationsResponse(BaseModel):
         None, description="If `model` was an experiment: its name and the arm."
     )
     timing: Timing | None = Field(None, description="If asked for.")
-    trace: DecodedTree | None = Field(None, description="If asked for.")
+    trace: Trace | None = Field(None, description="If asked for.")
 
 
 class BatchResult(BaseModel):

@@ -1,7 +1,6 @@
 """The hot catalog: any road to a catalog gives the answers of that catalog, at any time."""
 
 import gc
-import json
 import random
 import sys
 import threading
@@ -474,8 +473,8 @@ def test_a_trace_counts_items_and_closed_codes(removed):
         there = [i for i in FIRST[:most] if i.item_id not in removed]
         paths: list[tuple[int, ...]] = []
         for node in answer.trace.nodes:
-            code = node.token - VOCABULARY.level_offsets[node.depth - 1]
-            paths.append((*(paths[node.parent] if node.parent >= 0 else ()), code))
+            assert node.code == node.token - VOCABULARY.level_offsets[node.depth - 1]
+            paths.append((*(paths[node.parent] if node.parent >= 0 else ()), node.code))
             below = [i for i in there if i.semantic_id[: node.depth] == paths[-1]]
             assert node.items == len(below)
         beams = [p for p, n in zip(paths, answer.trace.nodes, strict=True) if n.fate != "rejected"]
@@ -483,7 +482,6 @@ def test_a_trace_counts_items_and_closed_codes(removed):
             above = [p for p in [(), *beams] if len(p) == level - 1]
             open_ = {i.semantic_id[:level] for i in there if i.semantic_id[: level - 1] in above}
             assert answer.trace.blocked[level] == size * len(above) - len(open_)
-        json.dumps(answer.trace.as_dict())
 
 
 def bytes_of(start):

@@ -33,9 +33,9 @@ from recsys.artifacts import Manifest, write_artifact
 from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
-from recsys.decoding.output import Trace, TraceNode
 from recsys.errors import NonFiniteError
 from recsys.live import Epochs
+from recsys.modes import Trace, TraceNode
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from recsys.retrieval import ItemItem, Retrieval
@@ -167,8 +167,8 @@ class FakeRecommender:
         return Recommendation(item, score, catalog.title(row), codes, because="item-1")
 
     def trace(self):
-        first = TraceNode(-1, 1, 2, 1, 1, -0.5, -0.25, "accepted", 81)
-        second = TraceNode(0, 2, 6 + 3, 5, 2, None, -1.0, "patched", 9)
+        first = TraceNode(-1, 1, 2, 1, 1, -0.5, -0.25, "accepted", 0, 81)
+        second = TraceNode(0, 2, 6 + 3, 5, 2, None, -1.0, "patched", 3, 9)
         return Trace([first, second], {1: 3, 2: 4, 3: 0})
 
     def eligible(self, request):

@@ -344,16 +344,16 @@ async def test_traces_and_explanations_are_included_on_request(client):
     request = {"history": ["item-1"], "k": 1, "include": ["trace", "explanation"]}
     body = (await client.post(URL, json=request)).json()
     assert body["trace"] == {
-        "levels": 3,
-        "passes": 2,
         "nodes": [
             {
-                "id": 0, "parent": -1, "depth": 1, "code": 0, "pass": 1, "draft_log_prob": -0.5,
-                "target_log_prob": -0.25, "fate": "accepted", "items": 81,
+                "parent": -1, "depth": 1, "token": 2, "state": 1, "target_pass": 1,
+                "draft_log_prob": -0.5, "target_log_prob": -0.25, "fate": "accepted",
+                "code": 0, "items": 81,
             },
             {
-                "id": 1, "parent": 0, "depth": 2, "code": 3, "pass": 2, "draft_log_prob": None,
-                "target_log_prob": -1.0, "fate": "patched", "items": 9,
+                "parent": 0, "depth": 2, "token": 9, "state": 5, "target_pass": 2,
+                "draft_log_prob": None, "target_log_prob": -1.0, "fate": "patched",
+                "code": 3, "items": 9,
             },
         ],
         "blocked": {"1": 3, "2": 4, "3": 0},

@@ -19,7 +19,7 @@ def test_every_method_calls_the_service(settings, recommender, serving):
         answer = client.recommend(history=["item-1"], k=3, include=["timing", "trace"])
         assert [i.item_id for i in answer.items] == recommender.expected(["item-1"], 3)
         assert answer.timing is not None
-        assert answer.trace.nodes[0].pass_ == 1
+        assert answer.trace.nodes[0].target_pass == 1
         assert client.recommend(user="ada").history_items == 2
         events = [{"user": "zoe", "item": "item-1"}, {"user": "zoe", "item": "item-2"}]
         assert client.send_events(events).accepted == 2

@@ -34,40 +34,44 @@ function draw(answer) {
     return;
   }
   const counts = count(trace.nodes);
+  const passes = Math.max(...trace.nodes.map((node) => node.target_pass));
   const decode = timing?.decode ?? {};
   render(box,
     h("p", { class: "lead" }, decode.draft_passes
       ? "A small model drafts a tree of codes. The target scores the whole tree in one pass and keeps the beams of its own search. Another pass patches the beams that were not drafted."
       : "This bundle has no draft model: the tree has every allowed code of the first levels. The target scores it in one pass, keeps the beams of its own search, and patches those that are missing."),
     h("dl", { class: "tiles" },
-      tile("target passes", number(decode.target_passes ?? trace.passes), `plain search needs ${trace.levels}`),
+      tile("target passes", number(decode.target_passes ?? passes), `plain search needs ${levelsOf(trace)}`),
       tile("nodes scored", number(trace.nodes.length), `${number(counts.accepted ?? 0)} accepted, ${number(counts.patched ?? 0)} patched`),
-      tile("levels accepted", `${number(decode.accepted_levels ?? 0)} of ${trace.levels - 1}`, "by the first pass"),
+      tile("levels accepted", `${number(decode.accepted_levels ?? 0)} of ${levelsOf(trace) - 1}`, "by the first pass"),
       tile("compute", `${number(timing?.compute_ms, 1)} ms`, answer.certificate ?? "")),
     h("figure", { class: "tree-box" }, heads(answer), tree(answer)),
     legend());
 }
 
+/** The number of levels; the codes of the last are the items'. */
+const levelsOf = (trace) => Object.keys(trace.blocked).length;
+
 /** The nodes as nested lists, the best first, with the items of the answer as leaves. */
 function tree({ trace, items: listed }) {
-  const children = Map.groupBy(trace.nodes, (node) => node.parent);
+  const children = Map.groupBy([...trace.nodes.entries()], ([, node]) => node.parent);
   const leaves = Map.groupBy(listed, (item) => item.semantic_id.slice(0, -1).join("."));
   const branch = (id, path) => {
-    const nodes = (children.get(id) ?? []).sort((a, b) => b.target_log_prob - a.target_log_prob);
-    const rejected = nodes.filter((node) => node.fate === "rejected");
-    const list = (some) => some.map((node) => leaf(node, branch(node.id, [...path, node.code])));
+    const nodes = (children.get(id) ?? []).sort(([, a], [, b]) => b.target_log_prob - a.target_log_prob);
+    const rejected = nodes.filter(([, node]) => node.fate === "rejected");
+    const list = (some) => some.map(([place, node]) => leaf(node, branch(place, [...path, node.code])));
     const items = (leaves.get(path.join(".")) ?? []).map((item) => h("li", { class: "item" },
       h("span", { class: "node" }, `${item.rank}. ${item.title || item.item_id}`)));
-    return (nodes.length > 0 || items.length > 0) && h("ul", { role: "list" }, list(nodes.filter((node) => node.fate !== "rejected")), items,
+    return (nodes.length > 0 || items.length > 0) && h("ul", { role: "list" }, list(nodes.filter(([, node]) => node.fate !== "rejected")), items,
       rejected.length > 0 && h("li", {}, h("details", {},
         h("summary", { class: "node" }, `${number(rejected.length)} rejected`), h("ul", { role: "list" }, list(rejected)))));
   };
   return h("div", { class: "tree" }, branch(-1, []));
 }
 
-const leaf = ({ code, fate, pass, items, draft_log_prob, target_log_prob }, below) =>
+const leaf = ({ code, fate, target_pass, items, draft_log_prob, target_log_prob }, below) =>
   h("li", { class: fate },
-    h("span", { class: "node", title: `${fate} by pass ${pass}, ${plural(items, "item")} below` },
+    h("span", { class: "node", title: `${fate} by pass ${target_pass}, ${plural(items, "item")} below` },
       h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), h("span", { class: "sr" }, `${fate} code `), code,
       h("span", { class: "fine" }, logProb(target_log_prob), draft_log_prob ? ` (${logProb(draft_log_prob)})` : null)),
     below);
@@ -84,12 +88,12 @@ const legend = () => h("ul", { class: "legend" }, Object.entries(FATES).map(([fa
 
 /** The counts of each level: nodes by fate, and codes that are not allowed. */
 function heads({ trace, items }) {
-  return h("div", { class: "levels" }, h("p", { class: "level" }, h("strong", {}, "History")), Array.from({ length: trace.levels }, (_, i) => {
+  return h("div", { class: "levels" }, h("p", { class: "level" }, h("strong", {}, "History")), Array.from({ length: levelsOf(trace) }, (_, i) => {
     const level = i + 1;
     const at = count(trace.nodes.filter((node) => node.depth === level));
     const blocked = trace.blocked?.[level];
     return h("p", { class: "level" }, h("strong", {}, `Level ${level}`),
-      level < trace.levels
+      level < levelsOf(trace)
         ? h("span", {}, ["accepted", "patched", "rejected"].filter((fate) => at[fate]).map((fate) =>
           h("span", { class: "fate-count" }, h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), `${number(at[fate])}`, h("span", { class: "sr" }, ` ${fate} `))))
         : h("span", {}, `${number(items.length)} items`),
