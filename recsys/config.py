@@ -69,12 +69,12 @@ class Settings:
     Attributes:
         values: nested mapping: sections (`data`, `ids`, `target`, ...), `name`, `parent`, `seed`,
             `minutes`.
-        given: keys such as `target.epochs` that were given besides the file.
+        explicit_keys: keys such as `target.epochs` that were given besides the file.
         internals: whether `values` may hold `internal` fields, as those that Python sets.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
-    given: frozenset[str] = frozenset()
+    explicit_keys: frozenset[str] = frozenset()
     internals: bool = True
 
     @classmethod
@@ -133,7 +133,7 @@ class Settings:
         """These settings with other values; sections as in `load`."""
         values = copy.deepcopy(self.values)
         merged_keys = _merge(values, sections)
-        return Settings(values, self.given.union(merged_keys), self.internals)
+        return Settings(values, self.explicit_keys.union(merged_keys), self.internals)
 
     def overridden(self, overrides: Iterable[str]) -> Settings:
         """These settings with `section.key=value` strings, as those of `--set`, applied.
@@ -144,7 +144,7 @@ class Settings:
         values = copy.deepcopy(self.values)
         for override in overrides:
             _apply(values, override)
-        return Settings(values, self.given, self.internals)
+        return Settings(values, self.explicit_keys, self.internals)
 
     @property
     def name(self) -> str:

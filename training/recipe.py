@@ -63,7 +63,7 @@ def stage(context: Context) -> Path | None:
     trials = {
         name: trial
         for name, trial in config.trials.items()
-        if not any(text.partition("=")[0] in settings.given for text in trial)
+        if not any(text.partition("=")[0] in settings.explicit_keys for text in trial)
     }
     if not trials or context.parent is not None:  # the settings that it chose hold on
         return None

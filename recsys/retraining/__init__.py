@@ -264,7 +264,7 @@ def _context(settings: Settings, version: Workspace, champion: Workspace) -> Con
         values = _merged(values, over)
     values.pop(RECIPE, None)  # the settings that it chose are the parent's
     values |= {"name": version.name, "parent": champion.name}
-    made = Settings(values, settings.given)
+    made = Settings(values, settings.explicit_keys)
     check(made)
     return Context(made, version)
 
