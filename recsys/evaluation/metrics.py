@@ -22,17 +22,17 @@ class Hits:
     """Which places of the ranked lists contain a target.
 
     >>> hits = Hits.of([[4, 7, 2], [1, 0, 5]], targets=Histories.of([[7], [5, 9]]))
-    >>> hits.found.tolist()
+    >>> hits.is_hit.tolist()
     [[False, True, False], [False, False, True]]
     >>> recall_at_k(hits, 3).tolist(), mrr_at_k(hits, 2).tolist()
     ([1.0, 0.5], [0.5, 0.0])
 
     Attributes:
-        found: (n, k) bool.
+        is_hit: (n, k) bool.
         num_targets: (n,) int64 distinct targets of each user, at least 1.
     """
 
-    found: NDArray[np.bool_]
+    is_hit: NDArray[np.bool_]
     num_targets: NDArray[np.int64]
 
     @classmethod
@@ -59,28 +59,28 @@ class Hits:
         is_hit = (target_keys[position] == shown) & (ranked >= 0)
         return cls(is_hit, np.bincount(target_keys // stride, minlength=len(ranked)))
 
-    def first(self, k: int) -> NDArray[np.bool_]:
+    def top(self, k: int) -> NDArray[np.bool_]:
         """(n, k) the first k places; ValueError if the lists are shorter."""
-        if not 1 <= k <= self.found.shape[1]:
-            raise ValueError(f"k = {k}, but the ranked lists have {self.found.shape[1]} places")
-        return self.found[:, :k]
+        if not 1 <= k <= self.is_hit.shape[1]:
+            raise ValueError(f"k = {k}, but the ranked lists have {self.is_hit.shape[1]} places")
+        return self.is_hit[:, :k]
 
 
 def recall_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
     """(n,) share of each user's targets among the first k."""
-    return np.asarray(hits.first(k).sum(axis=1) / hits.num_targets)
+    return np.asarray(hits.top(k).sum(axis=1) / hits.num_targets)
 
 
 def ndcg_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
     """(n,) sum of 1/log2(1 + rank) over the hits, divided by that of the ideal list of length k."""
     gain = 1 / np.log2(np.arange(2, k + 2))
     ideal = np.cumsum(gain)[hits.num_targets.clip(max=k) - 1]
-    return np.asarray((hits.first(k) @ gain) / ideal)
+    return np.asarray((hits.top(k) @ gain) / ideal)
 
 
 def mrr_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
     """(n,) 1/rank of the first hit among the first k, or 0."""
-    first_hit = hits.first(k)
+    first_hit = hits.top(k)
     return np.where(first_hit.any(axis=1), 1 / (1 + first_hit.argmax(axis=1)), 0.0)
 
 

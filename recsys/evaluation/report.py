@@ -113,9 +113,9 @@ def per_user(result: Result, dataset: Dataset) -> pa.Table:
     tables = []
     for ranker, modes in result.rankings.items():
         for mode, ranking in modes.items():
-            is_next = ranking.hits["next"].found
+            is_next = ranking.hits["next"].is_hit
             rank = pa.array(is_next.argmax(axis=1).astype(np.int32) + 1, mask=~is_next.any(axis=1))
-            hits = np.cumsum(ranking.hits["all"].found, axis=1, dtype=np.int32)
+            hits = np.cumsum(ranking.hits["all"].is_hit, axis=1, dtype=np.int32)
             labels = {
                 key: pa.array([value] * len(is_next)).dictionary_encode()
                 for key, value in (("ranker", ranker), ("seen", mode))
@@ -286,7 +286,7 @@ def _examples(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
     config = result.config
     k, mode = config.headline_k, config.seen_modes[0]
     model = next(iter(result.rankings))
-    is_target = result.rankings[model][mode].hits["all"].found[:, :k]
+    is_target = result.rankings[model][mode].hits["all"].is_hit[:, :k]
     rng = np.random.default_rng(config.seed)
     has_hit = is_target.any(axis=1)
     hit, miss = (rng.permutation(np.flatnonzero(side)) for side in (has_hit, ~has_hit))
@@ -303,7 +303,7 @@ def _examples(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
         listed = result.rankings[model][mode].items[row, :k]
         ranks: dict[str, int | None] = {}
         for ranker, modes in result.rankings.items():
-            positions = np.flatnonzero(modes[mode].hits["next"].found[row])
+            positions = np.flatnonzero(modes[mode].hits["next"].is_hit[row])
             ranks[ranker] = int(positions[0]) + 1 if len(positions) else None
         examples.append(
             {

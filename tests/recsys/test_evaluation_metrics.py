@@ -57,7 +57,7 @@ def test_padding_is_never_a_hit():
     """As one integer a (user, item) pair, user 1's padding equals user 0's largest item."""
     ranked = [[8, -1], [-1, -1], [-1, -1]]
     hits = Hits.of(ranked, Histories.of([[8], [8], [0]]))
-    assert hits.found.tolist() == [[True, False], [False, False], [False, False]]
+    assert hits.is_hit.tolist() == [[True, False], [False, False], [False, False]]
 
 
 @given(rankings(), st.integers(1, WIDTH))
