@@ -77,7 +77,7 @@ class DraftGraphs(DecodeGraphs):
 
     @property
     def _columns(self) -> int:
-        """See `DecodeGraphs`: `Verification.found`, and what is finite of both models."""
+        """See `DecodeGraphs`: `Verification.results`, and what is finite of both models."""
         return 5 + 5 * self._width + 1 + 1 + 2
 
     @property
@@ -93,7 +93,7 @@ class DraftGraphs(DecodeGraphs):
     ) -> tuple[dict[str, torch.Tensor], Verification]:
         draft = self._drafter.draft(trees[1], search.step, self._split)
         left = verify_draft(search, trees[0], draft, self._width)
-        results, proposal = left.found(), left.proposal
+        results, proposal = left.results(), left.proposal
         left.proposal = Proposal(proposal.levels, proposal.passes)  # frees the draft's tree
         return results, left
 

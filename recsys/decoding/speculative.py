@@ -98,7 +98,7 @@ def speculative_beam_search(
     with search.tree(proposal.nodes + patch_room(step.trie.source, width, patch_nodes)) as tree:
         verifying = verify_draft(search, tree, proposal, width)
         answers = Answers(verifying, len(search), traced=traced)
-        waiting = answers.take(verifying, verifying.found())
+        waiting = answers.take(verifying, verifying.results())
         answers.run_patches(verifying, waiting, patch_nodes)
         return answers.beams(step, num_beams, tree)
 
@@ -144,7 +144,7 @@ class Verification:
         level: (b,) depth of each frontier.
         accepted: (b,) drafted levels that the first pass accepted, at most L - 1.
         frontier: K beams each; `parents` are places in the table.
-        place: (b, K) place of each beam of the frontier in the table; 0 where it has none.
+        position: (b, K) place of each beam of the frontier in the table; 0 where it has none.
         missing: (b, K) whether a beam has to be run before its search can go on.
     """
 
@@ -161,8 +161,8 @@ class Verification:
         root = Frontier.root(len(table.request), table.logits.total.dtype, table.states.device)
         self.frontier = root.padded(num_beams)
         self.level = self.accepted = torch.zeros_like(table.request)
-        self.place = torch.zeros_like(self.frontier.states)
-        self.missing = torch.zeros_like(self.place, dtype=torch.bool)
+        self.position = torch.zeros_like(self.frontier.states)
+        self.missing = torch.zeros_like(self.position, dtype=torch.bool)
 
     def verify(self, first: int) -> None:
         """Advance every search from level `first` while all beams of its frontier have been run."""
@@ -170,9 +170,9 @@ class Verification:
         for depth in range(first, step.levels):
             self._look_up()
             here = (self.level == depth) & ~self.missing.any(1)
-            logits = self.table.logits.at(self.place)
+            logits = self.table.logits.at(self.position)
             following = step.expand(self.frontier, logits, depth, self.num_beams)
-            following = following._replace(parents=self.place.gather(1, following.parents))
+            following = following._replace(parents=self.position.gather(1, following.parents))
             self.frontier = following.where(here, self.frontier)
             self.level = self.level + here
         self._look_up()
@@ -185,28 +185,28 @@ class Verification:
         other.table.tree = tree
         return other
 
-    def found(self) -> dict[str, torch.Tensor]:
+    def results(self) -> dict[str, torch.Tensor]:
         """What the host needs after a pass, (b, ...) each; once, the draft's too."""
         table, tree, draft = self.table, self.table.tree, self.proposal.tree
         missing = self.missing.sum(1)
         parts = [table.request, self.level, self.accepted, missing, tree.finite]
-        found = {"counts": torch.stack(parts, 1), **self.frontier._asdict()}
+        results = {"counts": torch.stack(parts, 1), **self.frontier._asdict()}
         if len(table.runs) == self.drafted and draft is not None:
-            found["draft finite"] = draft.finite
+            results["draft finite"] = draft.finite
         if len(table.runs) == self.drafted and self.scores is not None:
-            found["candidates"] = self.scores
-        return found
+            results["candidates"] = self.scores
+        return results
 
     def _look_up(self) -> None:
-        """Set `place` and `missing` for the frontier as it is."""
-        self.place, known = self.table.find(self.frontier.states)
+        """Set `position` and `missing` for the frontier as it is."""
+        self.position, known = self.table.find(self.frontier.states)
         self.missing = ~known & (self.frontier.scores > -torch.inf)
 
     def keep(self, going_on: torch.Tensor) -> None:
         """Drop the searches that are done; (b,) places of the others."""
         self.table.keep(going_on)
         self.level, self.accepted = self.level[going_on], self.accepted[going_on]
-        self.place, self.missing = self.place[going_on], self.missing[going_on]
+        self.position, self.missing = self.position[going_on], self.missing[going_on]
         self.frontier = self.frontier.take(going_on)
 
     def patch(self, levels: range, width: int, budget: int) -> None:
@@ -226,8 +226,8 @@ class Verification:
             real,
         )
         new = torch.arange(first, first + width, device=real.device)
-        new = torch.where(real, new, self.place.gather(1, chosen))
-        self._add_children(self.place.scatter(1, chosen, new), levels, budget)
+        new = torch.where(real, new, self.position.gather(1, chosen))
+        self._add_children(self.position.scatter(1, chosen, new), levels, budget)
 
     def _add_children(self, position: torch.Tensor, levels: range, budget: int) -> None:
         """Add the best nodes below the beams at (b, K) places, at most `budget` a request."""
@@ -305,7 +305,7 @@ class Answers:
 
         Args:
             search: after a pass.
-            results: `search.found()`, on the device or on the host.
+            results: `search.results()`, on the device or on the host.
 
         Returns:
             The levels of the searches still going on and the most beams that one of them misses;
@@ -361,7 +361,7 @@ class Answers:
             search.patch(levels, missing, budget)
             search.table.run()
             search.verify(levels.start)
-            waiting = self.take(search, search.found())
+            waiting = self.take(search, search.results())
 
     def beams(self, step: Step, num_beams: int, tree: TokenTree) -> Beams:
         """All answers, padded to `num_beams`; NonFiniteError if logits were not finite."""
