@@ -20,7 +20,7 @@ from starlette.types import Scope
 from recsys.serving.auth import Scope as AccessScope
 from recsys.serving.auth import scope_of
 from recsys.serving.bodies import MalformedError, parse, read
-from recsys.serving.errors import ProblemError
+from recsys.serving.errors import MEDIA_TYPE, ProblemError
 from recsys.serving.limits import CALLER
 from recsys.serving.schemas.common import Id, as_json
 from recsys.serving.service import Service
@@ -36,6 +36,13 @@ class IdConvertor(PathConvertor):
 
 
 register_url_convertor("id", IdConvertor())
+PROBLEM = {
+    "description": "A problem (RFC 9457): `code` says which.",
+    "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    "headers": {
+        "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds, if it may help."}
+    },
+}
 WATCH_S = 0.1
 PAGE = 100  # entries of a list that a request pays for
 
@@ -67,11 +74,11 @@ def document(body: bytes, model: type[ModelT]) -> ModelT:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
         raise RequestValidationError(
-            [{**entry, "loc": ("body", *_place(value, entry["loc"]))} for entry in errors]
+            [{**entry, "loc": ("body", *_path_in(value, entry["loc"]))} for entry in errors]
         ) from None
 
 
-def _place(body: Any, loc: Sequence[Any]) -> list[Any]:
+def _path_in(body: Any, loc: Sequence[Any]) -> list[Any]:
     """The path to an invalid value, without the tags of unions, which are no names in the body."""
     path: list[Any] = []
     for at, part in enumerate(loc, 1):
@@ -92,6 +99,14 @@ class Route(APIRoute):
     similar items of `a`, and `/v1/items/a%2Fsimilar` is the item `a/similar`: an encoded slash
     belongs to the id.
     """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        """Make a route, which the OpenAPI document describes with its problems and its scope."""
+        scope = scope_of(endpoint)
+        if scope is not AccessScope.PUBLIC:
+            options["openapi_extra"] = {"security": [{"key": []}], "x-scope": scope.word}
+        options["responses"] = {**options.get("responses", {}), "default": PROBLEM}
+        super().__init__(path, endpoint, **options)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match as any route, but only if the slash before the last word is not encoded."""
