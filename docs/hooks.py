@@ -49,7 +49,6 @@ PLACES = {source: page for page, source in PAGES.items()} | {
 # Sections of a configuration file that belong to no stage -> the class that holds their settings.
 OF_SERVICE = {
     "serve": "recsys.serving.settings:ServingSettings",
-    "cluster": "recsys.serving.cluster.settings:ClusterSettings",
 }
 _LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
 _MARK = re.compile(r"<!-- docs/hooks\.py: (\w+) -->")

@@ -17,7 +17,6 @@ import typer
 from recsys import cli
 from recsys.config import fields_of, subsection
 from recsys.serving.app import create_app
-from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
 
 ROOT = Path(__file__).parents[1]
@@ -106,7 +105,7 @@ def offered():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         "commands": commands(typer.main.get_command(cli.app)),
-        "settings": sum(map(settings, [*sections, ServingSettings, ClusterSettings])),
+        "settings": sum(map(settings, [*sections, ServingSettings])),
         "HTTP operations": sum(map(len, paths.values())),
         "extras": len(project["optional-dependencies"]),
     }

@@ -3,13 +3,12 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from recsys.errors import ConfigError
 from recsys.options import ConfigFile, Json, Name, Overrides
-from recsys.serving.cluster.settings import Runner
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -48,10 +47,10 @@ def score(
         ),
     ] = None,
     engine: Annotated[
-        Runner, typer.Option(help="This process, or Ray on this machine or a cluster.")
-    ] = Runner.local,
+        Literal["local", "ray"],
+        typer.Option(help="This process, or Ray on this machine or a cluster."),
+    ] = "local",
     workers: Annotated[int, typer.Option(min=1, help="Ray actors.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU for each Ray actor.")] = 0.0,
     part_rows: Annotated[int, typer.Option(min=1, help="Users per part.")] = 1024,
     force: Annotated[
@@ -65,7 +64,8 @@ def score(
     """Write the top-K of every user as parquet, equal to the answers of the service.
 
     After an interruption, run the command again: it continues with the missing parts. Bundle,
-    device and data type are settings of the service; device auto is the CPU here.
+    device, data type and threads (1 by default) are settings of the service; device auto is the CPU
+    here.
 
     Example: recsys batch score --users users.parquet --out var/batches/today
     """
@@ -78,20 +78,17 @@ def score(
         config, set_ or (), name=name, bundle=bundle, histories=histories
     )
     fields = {} if request is None else _read_fields(request)
-    if (gpus or workers > 1) and engine is not Runner.ray:
+    if (gpus or workers > 1) and engine != "ray":
         raise ConfigError("--workers and --gpus are of Ray's actors; add --engine ray")
-    job = Job(
-        settings.bundle.absolute(),
-        users and users.absolute(),
-        settings.histories and settings.histories.absolute(),
-        {"k": k, **fields},
-        part_rows,
-        CPU if settings.device == AUTO else settings.device,
-        settings.dtype,
-        settings.mode,
-        threads,
-        settings.not_history,
+    settings = settings.model_copy(
+        update={
+            "bundle": settings.bundle.absolute(),
+            "histories": settings.histories and settings.histories.absolute(),
+            "device": CPU if settings.device == AUTO else settings.device,
+            "threads": settings.threads or 1,
+        }
     )
+    job = Job(settings, users and users.absolute(), {"k": k, **fields}, part_rows)
     summary = run(job, out, engine=engine, workers=workers, gpus=gpus, force=force)
     if as_json:
         typer.echo(json.dumps(asdict(summary)))

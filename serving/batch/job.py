@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,7 +13,7 @@ from recsys.config import explain
 from recsys.errors import ConfigError
 from recsys.serving.batch.users import Users
 from recsys.serving.schemas.recommendations import RecommendationsRequest
-from recsys.serving.stores.records import NOT_HISTORY
+from recsys.serving.settings import ServingSettings
 
 
 @dataclass(frozen=True)
@@ -21,24 +21,17 @@ class Job:
     """A run over all users, as it is sent to the workers.
 
     Attributes:
-        users: parquet file or folder of users; None for every user of `histories`.
-        histories: canonical data set; None if `users` has the histories.
+        settings: bundle, data set of histories (None if `users` has them), device, data type, mode,
+            CPU threads of one worker, and types of events that are not part of a history.
+        users: parquet file or folder of users; None for every user of the data set.
         request: body of `POST /v1/recommendations` without user and history.
         part_rows: number of users in a part.
-        threads: CPU threads of one worker.
-        not_history: types of events of `histories` that are not part of a history.
     """
 
-    bundle: Path
+    settings: ServingSettings
     users: Path | None
-    histories: Path | None
     request: dict[str, Any]
     part_rows: int = 1024
-    device: str = "cpu"
-    dtype: str = "float32"
-    mode: Literal["auto", "beam", "exhaustive", "draft", "planned"] = "auto"
-    threads: int = 1
-    not_history: tuple[str, ...] = NOT_HISTORY
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields without open files, for workers."""
@@ -47,7 +40,7 @@ class Job:
     @cached_property
     def source(self) -> Users:
         """The users to score, with their histories."""
-        return Users(self.users, self.histories, self.not_history)
+        return Users(self.users, self.settings.histories, self.settings.not_history)
 
     @cached_property
     def body(self) -> RecommendationsRequest:
@@ -84,16 +77,14 @@ class Job:
     def plan(self) -> dict[str, Any]:
         """Everything that determines the answers: equal plans have equal answers."""
         return {
-            "bundle": read_manifest(self.bundle, "bundle").digest,
+            "bundle": read_manifest(self.settings.bundle, "bundle").digest,
             "users": self.source.digest,
             "rows": len(self.source),
             "request": self.body.model_dump(
                 mode="json", exclude={"user", "history", "include", "rules"}
             ),
             "part_rows": self.part_rows,
-            "device": self.device,
-            "dtype": self.dtype,
-            "mode": self.mode,
-            "threads": self.threads,
-            "not_history": list(self.not_history),
+            **self.settings.model_dump(
+                mode="json", include={"device", "dtype", "mode", "threads", "not_history"}
+            ),
         }

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -13,7 +13,6 @@ from recsys.progress import say, track
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
 from recsys.serving.cluster.ray import import_ray, start_ray
-from recsys.serving.cluster.settings import Runner
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def score(
     job: Job,
     out: Path,
     *,
-    engine: Runner = Runner.local,
+    engine: Literal["local", "ray"] = "local",
     workers: int = 1,
     gpus: float = 0.0,
     force: bool = False,
@@ -61,7 +60,7 @@ def score(
             return Summary(str(out), digest, total, job.parts, 0, _since(start))
         if rows < total:
             say(f"{total - rows:,} of {total:,} users are done; continuing with the others.")
-        if engine == Runner.ray:
+        if engine == "ray":
             done = on_ray(job, missing, workers, gpus)
         else:
             done = in_this_process(job, missing)

@@ -41,19 +41,20 @@ class Scorer:
         """
         import torch
 
-        torch.set_num_threads(job.threads)
+        settings = job.settings
+        torch.set_num_threads(settings.threads or 1)
         self._job = job
         self._recommender = Recommender.load(
-            job.bundle, device=job.device, dtype=job.dtype, mode=job.mode, max_batch=BATCH
+            settings.bundle,
+            device=settings.device,
+            dtype=settings.dtype,
+            mode=settings.mode,
+            max_batch=BATCH,
         )
         planned = job.plan["bundle"]
         if self._recommender.manifest.digest != planned:
-            raise ArtifactError(f"{job.bundle}: this is not bundle {planned} any more")
+            raise ArtifactError(f"{settings.bundle}: this is not bundle {planned} any more")
         warm_up(self._recommender)
-
-    def numbered(self, part: int) -> tuple[int, pa.Table]:
-        """A part and its answers, for those who get several in any order."""
-        return part, self.part(part)
 
     def part(self, number: int) -> pa.Table:
         """The answers to the users of a part, in their order; columns as `SCHEMA` has them.
@@ -72,22 +73,22 @@ class Scorer:
         falls_back = known and not body.needs_model
         lists: list[list[ScoredItem]] = [[] for _ in ids]
         requests: dict[int, RecommendRequest] = {}
-        for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
+        for row, (history, note) in enumerate(zip(histories, notes, strict=True)):
             if history is None and not body.fallback:
                 continue  # the endpoint's 404
             latest = (history or TypedHistory([], [])).latest(MAX_HISTORY)
             request = body.request(latest, self._recommender)
             if note is not None and falls_back:
-                lists[place] = _listed(self._recommender.fallback(request).recommendations)
+                lists[row] = _listed(self._recommender.fallback(request).recommendations)
             else:
-                requests[place] = request
+                requests[row] = request
         # alike lengths share a batch; no answer depends on it
-        order = sorted(requests, key=lambda place: len(requests[place].history))
+        order = sorted(requests, key=lambda row: len(requests[row].history))
         for start in range(0, len(order), BATCH):
             positions = order[start : start + BATCH]
-            results = self._recommender.recommend_batch([requests[place] for place in positions])
-            for place, result in zip(positions, results, strict=True):
-                lists[place] = _listed(result.recommendations)
+            results = self._recommender.recommend_batch([requests[row] for row in positions])
+            for row, result in zip(positions, results, strict=True):
+                lists[row] = _listed(result.recommendations)
         return pa.table(
             {
                 "user_id": ids,

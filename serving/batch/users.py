@@ -22,20 +22,20 @@ SKIPPED = 1024  # rows that are passed over at once
 History = TypedHistory | None  # None: the user has no history
 # The numbers of users in the data set, null for those who are not in it, in the order of `ids`.
 NUMBERS = """
-    SELECT "user" FROM (SELECT unnest($ids) AS user_id, unnest(range(len($ids))) AS place)
+    SELECT "user" FROM (SELECT unnest($ids) AS user_id, unnest(range(len($ids))) AS position)
     LEFT JOIN users USING (user_id)
-    ORDER BY place
+    ORDER BY position
 """
 # Of the users with these numbers, by their places in the list, the items and types of their events
 # in the order of the data set. All events of a user are in one file.
 EVENTS = """
-    SELECT place, list(item_id ORDER BY row), list(type ORDER BY row)
-    FROM (SELECT unnest($users) AS "user", unnest(range(len($users))) AS place)
+    SELECT position, list(item_id ORDER BY row), list(type ORDER BY row)
+    FROM (SELECT unnest($users) AS "user", unnest(range(len($users))) AS position)
     JOIN (SELECT "user", item, {type} AS type, file_row_number AS row
           FROM read_parquet($events, file_row_number = true)) USING ("user")
     JOIN items USING (item)
     WHERE type IS NULL OR NOT list_contains($left_out, type)
-    GROUP BY place
+    GROUP BY position
 """
 
 
@@ -145,11 +145,11 @@ class Users:
                 "left_out": [n for n, name in enumerate(names) if name in self._not_history],
             },
         ).fetchall()
-        events = {place: (items, types) for place, items, types in rows}
+        events = {position: (items, types) for position, items, types in rows}
         disliked = [[] for _ in ids] if self._disliked is None else self._disliked.of(ids)
         histories: list[History] = []
-        for place, hidden in enumerate(disliked):
-            items, types = events.get(place, ([], []))
+        for position, hidden in enumerate(disliked):
+            items, types = events.get(position, ([], []))
             typed = [None if number is None else names[number] for number in types]
             is_known = bool(items or hidden)
             histories.append(TypedHistory(items, typed, tuple(hidden)) if is_known else None)

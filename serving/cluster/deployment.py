@@ -1,18 +1,17 @@
 """The replicas and the door as deployments of Ray Serve.
 
-`app` is the `import_path` of a config file for `serve deploy`.
+`app` is the `import_path` of a config file for `serve deploy`, which may change the options of both
+deployments, such as the number of replicas and their processor cores.
 """
 
 import sys
 from typing import Any
 
-from recsys.config import build
 from recsys.errors import ConfigError
 from recsys.serving import logs
 from recsys.serving.cluster.door import Door, Handle
 from recsys.serving.cluster.ray import import_ray
 from recsys.serving.cluster.replica import Replica
-from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores import POSTGRES
 
@@ -23,14 +22,20 @@ HEALTH_S = 5.0
 
 
 class ServedReplica(Replica):
-    """A replica that stops when Ray deletes it."""
+    """A replica that uses the processor cores that Ray gives it, and stops when Ray deletes it."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Create the application with fields of `ServingSettings`."""
+        resources = import_ray().get_runtime_context().get_assigned_resources()
+        threads = settings["threads"] or max(1, int(resources.get("CPU", 1)))
+        super().__init__({**settings, "threads": threads})
 
     async def __del__(self) -> None:
         """Answer the waiting requests and close the application. Ray awaits this method."""
         await self.stop()
 
 
-def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
+def replicas(settings: ServingSettings) -> Any:
     """Build the replicas as an application of Ray Serve.
 
     Raises:
@@ -43,20 +48,12 @@ def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
             f"store {settings.store}: a file serves one machine and the cluster has {machines}; "
             "set serve.store to postgresql://..."
         )
-    values = settings.model_dump()
-    values["threads"] = settings.threads or max(1, int(cluster.cpus))
-    most = cluster.max_replicas or cluster.replicas
     return (
         ray.serve.deployment(ServedReplica)
         .options(
             name=REPLICAS,
-            ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
-            autoscaling_config={
-                "min_replicas": cluster.replicas,
-                "initial_replicas": cluster.replicas,
-                "max_replicas": most,
-                "target_ongoing_requests": cluster.target_requests or settings.max_batch,
-            },
+            num_replicas=2,
+            ray_actor_options={"num_cpus": 1},
             max_ongoing_requests=BATCHES * settings.max_batch,
             max_queued_requests=settings.queue_limit,
             request_router_config={"request_router_class": ROUTER},
@@ -64,7 +61,7 @@ def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
             health_check_period_s=HEALTH_S,
             graceful_shutdown_timeout_s=settings.deadline_ms / 1000 + HEALTH_S,
         )
-        .bind(values)
+        .bind(settings.model_dump())
     )
 
 
@@ -99,22 +96,24 @@ class ServedDoor:
 def app(arguments: dict[str, Any]) -> Any:
     """Build the application of a config file for `serve deploy`.
 
-    The sections `serve` and `cluster` of the arguments are the settings.
+    The section `serve` of the arguments has the settings.
 
     Raises:
         ConfigError: an unknown key, a value out of range, or neither `keys` nor `insecure_listen`.
     """
     import_ray()
-    unknown = set(arguments) - {"serve", "cluster"}
+    unknown = set(arguments) - {"serve"}
     if unknown:
-        raise ConfigError(f"args: unknown key {unknown.pop()!r}; known: serve, cluster")
+        raise ConfigError(
+            f"args: unknown key {unknown.pop()!r}; known: serve. Replicas and their resources are "
+            "options of `deployments`"
+        )
     from ray import serve
 
     # Ray's proxies listen on the network: without keys, `insecure_listen` must accept that
     values = {"host": "0.0.0.0", **arguments.get("serve", {})}  # noqa: S104
     settings = ServingSettings.load(None, (), **values)
-    cluster = build(ClusterSettings, arguments.get("cluster", {}), where="cluster")
-    behind = replicas(settings, cluster)
+    behind = replicas(settings)
     front = serve.deployment(ServedDoor).options(
         name=DOOR, max_ongoing_requests=settings.queue_limit, ray_actor_options={"num_cpus": 0.5}
     )

@@ -19,7 +19,7 @@ from typing import Any
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
@@ -28,7 +28,7 @@ from recsys.serving.api.routes import find_route
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError, until
 from recsys.serving.cluster.replica import Call, Reply
 from recsys.serving.errors import ProblemError, problem_of, problem_response
-from recsys.serving.middleware import check_framing
+from recsys.serving.middleware import BodyLimit, check_framing
 
 SESSION = b"x-session-id"
 REQUEST_ID = b"x-request-id"
@@ -106,7 +106,7 @@ class Door:
         A lost request is sent again for `deadline_ms`; the deadline of a replica begins when it
         receives the request. Larger bodies than `max_body_bytes` are refused with 413.
         """
-        self._replicas, self._max_body = replicas, max_body_bytes
+        self._replicas, self._bodies = replicas, BodyLimit(max_body_bytes)
         self._deadline_s = deadline_ms / 1000
         self._changing = asyncio.Lock()
 
@@ -114,21 +114,21 @@ class Door:
         """Serve one request."""
         if scope["type"] != "http":
             raise ValueError(f"the door answers HTTP only, not {scope['type']}")
-        body = await self._body(receive)
-        if body is None:
-            return  # the client has left
         request_id = dict(scope["headers"]).get(REQUEST_ID)
         if not request_id:  # the same one for every replica that receives the request
             request_id = uuid.uuid4().hex.encode()
             scope["headers"] = [*scope["headers"], (REQUEST_ID, request_id)]
         scope.setdefault("state", {})["request_id"] = request_id.decode("latin-1")
+        headers = Headers(scope=scope)
         try:
-            check_framing(scope.get("http_version"), Headers(scope=scope))
-            if len(body) > self._max_body:
-                raise ProblemError("body_too_large", f"The limit is {self._max_body} bytes.")
-            reply = await self._answer(Call.of(scope, body))
+            check_framing(scope.get("http_version"), headers)
+            with self._bodies.counted(headers, receive) as counted:
+                body = await Request(scope, counted).body()
+                reply = await self._answer(Call.of(scope, body))
             response = Response(reply.body, reply.status)
             response.raw_headers = reply.headers
+        except ClientDisconnect:
+            return
         except (ProblemError, DeadlineExceededError, QueueFullError) as error:
             response = problem_response(Request(scope), problem_of(error))
         await response(scope, receive, send)
@@ -166,18 +166,6 @@ class Door:
                     return reply
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
-
-    async def _body(self, receive: Receive) -> bytes | None:
-        """Read the body, or as much of it as exceeds the limit; None if the client has left."""
-        pieces, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if size > self._max_body or not message.get("more_body", False):
-                return b"".join(pieces)
 
 
 def session_of(call: Call) -> str:

@@ -30,6 +30,7 @@ from recsys.serving.cluster.deployment import REPLICAS
 from recsys.serving.cluster.door import Handle
 from recsys.serving.cluster.ray import import_ray, start_ray
 from recsys.serving.cluster.replica import Call
+from recsys.serving.settings import ServingSettings
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = float(os.environ["PATIENCE_S"])
@@ -138,8 +139,10 @@ class Cluster:
                 "allowed_hosts": "127.0.0.1",
                 "insecure_listen": True,
             },
-            "cluster": {"replicas": 2, "cpus": 0.5},
         }
+        application["deployments"] = [
+            {"name": REPLICAS, "num_replicas": 2, "ray_actor_options": {"num_cpus": 0.5}}
+        ]
 
     @property
     def url(self):
@@ -220,7 +223,12 @@ async def drive(cluster, right):
 
 def batch(bundles, scratch, k):
     """Whether both engines write the same bytes, by part."""
-    job = Job(bundles / "one", scratch / "users.parquet", None, {"k": k}, part_rows=5)
+    job = Job(
+        ServingSettings(bundle=bundles / "one", histories=None, device="cpu", threads=1),
+        scratch / "users.parquet",
+        {"k": k},
+        part_rows=5,
+    )
     score(job, scratch / "ray", engine="ray")
     parts = sorted((scratch / "local").glob("part-*.parquet"))
     return [part.read_bytes() == (scratch / "ray" / part.name).read_bytes() for part in parts]

@@ -39,6 +39,10 @@ IDS = [f"user-{n}" for n in range(len(HISTORIES))]
 RERANKER = Reranker({"item_item": 1.0, "model": 1.0})
 
 
+def of_bundle(bundle):
+    return ServingSettings(bundle=bundle, histories=None, device="cpu", threads=1)
+
+
 def write_users(path, ids=IDS, histories=HISTORIES, rows=7):
     columns = {"user_id": ids} | ({} if histories is None else {"history": histories})
     pq.write_table(pa.table(columns), path, row_group_size=rows)
@@ -52,7 +56,7 @@ def users(tmp_path_factory):
 
 @pytest.fixture
 def job(bundles, users):
-    return Job(bundles / "one", users, None, {"k": 5}, part_rows=8)
+    return Job(of_bundle(bundles / "one"), users, {"k": 5}, part_rows=8)
 
 
 def table_of(out):
@@ -111,7 +115,7 @@ async def test_new_users_get_the_fallback_of_the_endpoint(retrieving, tmp_path, 
         # fewer items than wanted; the model's own list; no fallback
         for more in ({"filter": CHEAP}, {"blend": False}, {"fallback": False}):
             request = {"k": 12} | more
-            table = Scorer(Job(retrieving, users, None, request)).part(0)
+            table = Scorer(Job(of_bundle(retrieving), users, request)).part(0)
             for row, history in zip(table.to_pylist(), STRANGERS, strict=True):
                 who = {"user": row["user_id"]} if history is None else {"history": history}
                 response = await client.post("/v1/recommendations", json=request | who)
@@ -132,7 +136,7 @@ async def test_new_users_get_the_fallback_of_the_endpoint(retrieving, tmp_path, 
         assert ruled.status_code == 200
         answer = await client.post("/v1/recommendations", json={"history": ["B0002"], "k": 12})
         assert answer.json()["items"] == []
-        table = Scorer(Job(retrieving, users, None, {"k": 12})).part(0)
+        table = Scorer(Job(of_bundle(retrieving), users, {"k": 12})).part(0)
         assert all(table["item_id"].to_pylist())
     assert sources[:3] == [{"popular"}] * 3
     assert sources[5:8] == [{"model"}] * 3
@@ -156,7 +160,7 @@ def test_a_second_run_only_makes_missing_parts(job, tmp_path, monkeypatch):
 def test_another_plan_is_refused_unless_forced(job, bundles, users, tmp_path):
     out = tmp_path / "out"
     score(job, out)
-    other = Job(bundles / "two", users, None, {"k": 6}, part_rows=16)
+    other = Job(of_bundle(bundles / "two"), users, {"k": 6}, part_rows=16)
     with pytest.raises(ArtifactError, match="made with another bundle, request, part_rows"):
         score(other, out)
     assert score(other, out, force=True).parts == 3
@@ -204,7 +208,7 @@ def test_another_run_finishes_a_killed_one_with_the_same_bytes(bundles, tmp_path
     refused = CliRunner().invoke(app, [*options, str(out), "--workers", "2"])
     assert "add --engine ray" in str(refused.exception)
     with pytest.raises(ConfigError, match=r"--request\.k: .* found 999"):
-        _ = Job(bundles / "one", users, None, {"k": 999}).body
+        _ = Job(of_bundle(bundles / "one"), users, {"k": 999}).body
     done = CliRunner().invoke(app, [*options, str(out)], catch_exceptions=False)
     assert json.loads(done.stdout)["scored"] == 200 - 10 * 5
     assert table_of(out)["user_id"].to_pylist() == ids
@@ -278,10 +282,12 @@ def test_items_before_the_latest_are_left_out(bundles, tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, "MAX_HISTORY", 2)
     history = ["B0005", "B0009", "B0005", "B0003", "B0004"]
     users = write_users(tmp_path / "u.parquet", ["ada"], [history])
-    found = Scorer(Job(bundles / "one", users, None, {"k": 200})).part(0)
+    found = Scorer(Job(of_bundle(bundles / "one"), users, {"k": 200})).part(0)
     (listed,) = found["item_id"].to_pylist()
     short = write_users(tmp_path / "s.parquet", ["ada"], [history[-2:]])
-    usual = Scorer(Job(bundles / "one", short, None, {"k": 200})).part(0)["item_id"].to_pylist()[0]
+    usual = (
+        Scorer(Job(of_bundle(bundles / "one"), short, {"k": 200})).part(0)["item_id"].to_pylist()[0]
+    )
     assert {"B0005", "B0009"} & set(usual)
     assert listed[:50] == [item for item in usual if item not in history][:50]
     assert not set(history) & set(listed)

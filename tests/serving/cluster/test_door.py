@@ -10,7 +10,6 @@ import httpx
 import pytest
 import yaml
 
-from recsys.config import Settings
 from recsys.errors import ConfigError, RecsysError
 from recsys.serving.batcher import QueueFullError
 from recsys.serving.cluster import deployment
@@ -18,7 +17,6 @@ from recsys.serving.cluster.deployment import ServedDoor
 from recsys.serving.cluster.door import Door, ReplicaLostError
 from recsys.serving.cluster.ray import start_ray
 from recsys.serving.cluster.replica import Call, Replica, Reply, answer
-from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
 
 JSON = (b"content-type", b"application/json")
@@ -236,20 +234,8 @@ async def test_the_door_that_rays_proxies_ask_gives_the_same():
     assert response.raw_headers == [JSON]
 
 
-def test_invalid_settings_of_a_cluster_are_reported(tmp_path):
-    file = tmp_path / "c.yaml"
-    file.write_text(yaml.safe_dump({"cluster": {"replicas": 3, "gpus": 0.25}}))
-    assert Settings.load(file).section("cluster", ClusterSettings).replicas == 3
-    for override, reason in (
-        ("max_replicas=2", r"cluster\.max_replicas: 2 is below replicas, 3"),
-        ("replicas=0", r"cluster\.replicas: .*greater than 0, found 0"),
-        ("gpu=1", "unknown key in 'cluster': 'gpu'"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            Settings.load(file, [f"cluster.{override}"]).section("cluster", ClusterSettings)
-
-
 def test_the_files_to_deploy_are_valid_and_say_the_same():
+    schema = pytest.importorskip("ray.serve.schema")
     files = Path(__file__).parents[3] / "deploy" / "ray"
     alone = yaml.safe_load((files / "serve.yaml").read_text())
     service = yaml.safe_load((files / "rayservice.yaml").read_text())
@@ -258,7 +244,9 @@ def test_the_files_to_deploy_are_valid_and_say_the_same():
     for one in (application, within):
         given = {"host": "0.0.0.0", "store": "postgresql://db/r", **one["args"]["serve"]}
         assert ServingSettings.load(None, (), **given).hosts == ("*",)
-        assert ClusterSettings(**one["args"]["cluster"]).max_replicas == 8
+        (replicas,) = schema.ServeApplicationSchema(**one).deployments
+        assert replicas.name == deployment.REPLICAS
+        assert replicas.autoscaling_config["target_ongoing_requests"] == 32
         module, name = one["import_path"].split(":")
         assert callable(getattr(import_module(module), name))
 
@@ -281,6 +269,8 @@ def test_rays_proxies_need_keys_or_insecure_listen(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", MagicMock())
     with pytest.raises(ConfigError, match=r"has\s+no\s+keys"):
         deployment.app({"serve": {}})
+    with pytest.raises(ConfigError, match=r"unknown key 'cluster'.*options of `deployments`"):
+        deployment.app({"cluster": {}})
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
@@ -290,6 +280,6 @@ def test_replicas_on_several_machines_need_a_database(monkeypatch, tmp_path, sch
     monkeypatch.setattr(deployment, "import_ray", lambda: ray)
     for store in (tmp_path / "h.db", f"sqlite:///{scheme}.db"):
         with pytest.raises(ConfigError, match=r"serves one machine .* has 2"):
-            deployment.replicas(ServingSettings(bundle=tmp_path, store=store), ClusterSettings())
+            deployment.replicas(ServingSettings(bundle=tmp_path, store=store))
     settings = ServingSettings(bundle=tmp_path, store=f"{scheme}://db/r")
-    assert deployment.replicas(settings, ClusterSettings()) is not None
+    assert deployment.replicas(settings) is not None

@@ -18,6 +18,7 @@ from oracles import PATIENCE_S
 from recsys.recommender import Recommender
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.run import score
+from recsys.serving.settings import ServingSettings
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'"),
@@ -48,7 +49,15 @@ def drive(bundles, scratch):
     names = [f"user-{n}" for n in range(len(HISTORIES))]
     users = scratch / "users.parquet"
     pq.write_table(pa.table({"user_id": names, "history": HISTORIES}), users)
-    score(Job(bundles / "one", users, None, {"k": K}, part_rows=5), scratch / "local")
+    score(
+        Job(
+            ServingSettings(bundle=bundles / "one", histories=None, device="cpu", threads=1),
+            users,
+            {"k": K},
+            part_rows=5,
+        ),
+        scratch / "local",
+    )
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(prefix="ray-") as sessions:
         done = subprocess.run(
