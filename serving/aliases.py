@@ -113,8 +113,8 @@ class Aliases:
             await self._restore(CHAMPION, **champion)
         if not self._models.loaded:
             await self.put(CHAMPION, own.name)
-        for alias, kept in stored.items():
-            await self._restore(alias, **kept)
+        for alias, fields in stored.items():
+            await self._restore(alias, **fields)
         self._started = True
 
     def info(self, name: str) -> AliasInfo:

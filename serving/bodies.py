@@ -5,7 +5,7 @@ follows any nesting. Such bodies are mistakes or attacks, so they are refused.
 
 The work is linear in the body, and bounded: a body has at most `MAX_VALUES` values, which are
 counted before it is parsed, an object at most `MAX_NAMES` names, and the lists of the schemas stop
-at their first invalid entry (`First`), so that few errors are built.
+at their first invalid entry (`FailFast`), so that few errors are built.
 A body of more than `LARGE` bytes takes longer than the event loop may be blocked. Such bodies are
 read on one thread, one after the other: several threads would only wait for Python's global lock.
 """
@@ -115,7 +115,7 @@ def _refuse(text: str) -> NoReturn:
 def _check_depth(value: Any) -> None:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
-        groups = [one.values() if isinstance(one, dict) else one for one in level]
+        groups = [part.values() if isinstance(part, dict) else part for part in level]
         # Most lists hold only texts or numbers: their entries are not looked at one by one.
         inner = [group for group in groups if not _CONTAINERS.isdisjoint(map(type, group))]
         level = [part for group in inner for part in group if isinstance(part, dict | list)]

@@ -29,7 +29,7 @@ HOUR_MS = 3_600_000
 ANSWERS = 100  # that are read and counted at once, with up to 200 items each
 ALWAYS = ("click", "purchase")  # types of events that are shown even if there are none
 MOST_TYPES, MOST_ITEMS = 8, 20  # of a list
-KEPT_S = 10.0
+MAX_AGE_S = 10.0
 
 
 class Tally:
@@ -176,7 +176,7 @@ class DailyFigures:
     def __init__(self, models: Models, off_loop: OffLoop, not_history: Collection[str]) -> None:
         """Nothing is read before somebody asks."""
         self._models, self._off_loop, self._not_history = models, off_loop, not_history
-        self.cached: CachedResults[bytes] = CachedResults(KEPT_S)
+        self.cached: CachedResults[bytes] = CachedResults(MAX_AGE_S)
 
     async def __call__(self, store: Store, days: int) -> bytes:
         """The figures of the last days: a `Today` as JSON.

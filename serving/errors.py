@@ -97,8 +97,8 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     ItemError: ("invalid_item", None),
     FilterError: ("invalid_filter", None),
 }
-_PLACE = re.compile(r"^((?:filter|boosts|pin|max_per|rules|arms|format)[\w.\[\]]*): ")
-_WITH_PLACE = (FilterError, RuleError)
+_PATH = re.compile(r"^((?:filter|boosts|pin|max_per|rules|arms|format)[\w.\[\]]*): ")
+_WITH_PATH = (FilterError, RuleError)
 _RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
@@ -179,7 +179,7 @@ def problem_of(error: Exception) -> ProblemError:
         return error
     for kind, (code, detail) in _OF_EXCEPTION.items():
         if isinstance(error, kind):
-            fields = invalid_part(str(error)) if isinstance(error, _WITH_PLACE) else ()
+            fields = invalid_part(str(error)) if isinstance(error, _WITH_PATH) else ()
             return ProblemError(code, detail or str(error), errors=fields)
     detail = "The failure is in the service's log under this request_id."
     return ProblemError("internal_error", detail)
@@ -187,7 +187,7 @@ def problem_of(error: Exception) -> ProblemError:
 
 def invalid_part(text: str) -> list[InvalidField]:
     """The part of the body that the text of an error is about, if it begins with a path."""
-    match = _PLACE.match(text)
+    match = _PATH.match(text)
     if match is None:
         return []
     pointer = _pointer(re.findall(r"\w+", match[1]))

@@ -44,7 +44,7 @@ NAME = "experiments"  # written in stores
 RUNNING = "experiments"  # the part of the object that has them
 MOST_EXPERIMENTS = 20
 MOST_EXPOSURES = 500_000  # of one experiment; later answers are not counted
-KEPT_DAYS = 180  # from the start, until exposures are deleted; no experiment lasts that long
+RETENTION_DAYS = 180  # from the start, until exposures are deleted; no experiment lasts that long
 LEVEL = 0.95
 RATIO_LIMIT = 0.001
 PAGE = 500  # users that are read at once, with up to 100 answers each
@@ -312,7 +312,7 @@ class Experiments(SharedState[dict[str, Experiment]]):
         self._full = {ident for ident, count in counts.items() if count >= MOST_EXPOSURES}
         # It is read after the counts, so each experiment that they have is there unless deleted.
         stored = await self._store.state.get(NAME) or {}
-        since_ms = now_ms() - KEPT_DAYS * DAY_MS
+        since_ms = now_ms() - RETENTION_DAYS * DAY_MS
         running = stored.get(RUNNING, {}).values()
         current = {fields["id"] for fields in running if fields["time_ms"] >= since_ms}
         await self._store.served.drop_exposures(counts.keys() - current)

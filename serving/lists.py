@@ -26,13 +26,11 @@ from recsys.serving.limits import CALLER
 from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
-from recsys.serving.schemas.common import as_json, made, metadata
+from recsys.serving.schemas.common import Note, NoteCode, as_json, made, metadata
 from recsys.serving.schemas.items import RankBody, RankResponse, SimilarResponse
 from recsys.serving.schemas.lists import (
     ListedItem,
     ListName,
-    ListNote,
-    ListNoteCode,
     ListQuery,
     ListResponse,
     TogetherQuery,
@@ -42,7 +40,7 @@ from recsys.serving.stores.store import Store
 from recsys.serving.trending import Trending, Trends
 from recsys.serving.worker import ScoreRequest
 
-_NOTES: dict[ListNoteCode, str] = {
+_NOTES: dict[NoteCode, str] = {
     "no_events": "No stored event has a type and a time that this list counts.",
     "no_dates": "No item has a date (attribute available_from), and none was added to the bundle.",
     "no_evidence": "The bundle has no evidence about the items.",
@@ -62,7 +60,7 @@ class Ranking:
     """
 
     items: NDArray[np.integer]
-    empty: ListNoteCode
+    empty: NoteCode
     fields: Callable[[int], dict[str, Any]] = lambda place: {}
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -313,14 +311,14 @@ def _response(
                 values["metadata"] = metadata(epoch.catalog, row)
             yield made(ListedItem, values)
 
-    code: ListNoteCode = "nothing_eligible" if len(ranking.items) else ranking.empty
+    code: NoteCode = "nothing_eligible" if len(ranking.items) else ranking.empty
     more = {**ranking.more, **({"rules": rules} if rules else {})}
     answer = ListResponse.model_construct(
         name=name,
         model=model.ref(query.model, epoch.number),
         items=[],
         eligible_items=batch.count_eligible(0),
-        note=None if positions else ListNote(code=code, detail=_NOTES[code]),
+        note=None if positions else Note(code=code, detail=_NOTES[code]),
         **more,
     )
     return as_json(answer, listed())

@@ -25,18 +25,17 @@ from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
-from recsys.serving.schemas.common import MAX_HISTORY, as_json, made
+from recsys.serving.schemas.common import MAX_HISTORY, NoteCode, as_json, made
 from recsys.serving.schemas.items import RankBody
 from recsys.serving.schemas.recommendations import (
     NOTHING,
-    Note,
-    NoteCode,
     RecommendationsRequest,
     RecommendationsResponse,
     RecommendedItem,
     Subject,
     Timing,
     note_code,
+    note_of,
 )
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores import open_store
@@ -446,7 +445,7 @@ def response(
 ) -> tuple[str, bytes]:
     """The id of an answer, and the answer on the wire, a `RecommendationsResponse` as JSON."""
     body, result, is_fallback = asked.body, answered.result, answered.is_fallback
-    note = Note.of(asked.unusual, fallback=is_fallback, model=answered.decoded is not None)
+    note = note_of(asked.unusual, fallback=is_fallback, model=answered.decoded is not None)
     items = RecommendedItem.listed(result.recommendations, result.epoch.catalog, body.include)
     recommendation_id = uuid.uuid4().hex
     values: dict[str, Any] = {

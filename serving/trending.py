@@ -1,6 +1,6 @@
 """Trending items: those of the newest events of all users, read from the store now and then.
 
-They are read at most every `KEPT_S` seconds, as `EventColumns`, so the work is bounded
+They are read at most every `MAX_AGE_S` seconds, as `EventColumns`, so the work is bounded
 however many events and requests there are. Nothing is counted incrementally: an event that is
 erased, or that another process has written, is missing or there at the next reading.
 """
@@ -20,7 +20,7 @@ from recsys.serving.stores.store import Store
 
 HALF_LIFE_MS = 86_400_000  # after which an event counts half
 WINDOW_MS = 7 * 86_400_000  # older events do not count
-KEPT_S = 30.0
+MAX_AGE_S = 30.0
 NEGATIVE, VIEW = range(2)  # of `recsys.event_names.level`
 
 
@@ -72,10 +72,10 @@ class Trending:
         """Events of the types `not_history` are no sign of interest."""
         self._models, self._off_loop = models, off_loop
         self._not_history = frozenset(not_history)
-        self.cached: CachedResults[Trends] = CachedResults(KEPT_S)
+        self.cached: CachedResults[Trends] = CachedResults(MAX_AGE_S)
 
     async def __call__(self, store: Store) -> Trends:
-        """The trends of a store, about `KEPT_S` seconds old at most.
+        """The trends of a store, about `MAX_AGE_S` seconds old at most.
 
         Raises:
             StoreError: the store cannot be read.

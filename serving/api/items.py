@@ -28,7 +28,7 @@ from recsys.serving.schemas.lists import ListQuery, ListResponse, TogetherQuery
 
 router = APIRouter(prefix="/v1", route_class=Route)
 ItemFilter = Mapping[str, Any] | None
-KEPT = "public, max-age=60"  # these lists are the same for everybody
+CACHE_CONTROL = "public, max-age=60"  # these lists are the same for everybody
 
 
 @router.get("/items", response_model=ItemPage)
@@ -119,5 +119,5 @@ async def _answer(query: Any, make: Callable[[Any, ItemFilter], Awaitable[bytes]
     item_filter = None if query.filter is None else parse(query.filter.encode())
     response = json_response(await make(query, item_filter))
     # Also allowed if the request had a key, so a cache that ignores `Vary` gives it to anyone.
-    response.headers.update({"Cache-Control": KEPT, "Vary": "Authorization"})
+    response.headers.update({"Cache-Control": CACHE_CONTROL, "Vary": "Authorization"})
     return response

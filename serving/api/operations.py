@@ -13,7 +13,7 @@ from recsys.serving.schemas.common import Health
 from recsys.serving.schemas.today import Today, TodayQuery
 
 router = APIRouter(route_class=Route)
-KEPT_S = 1.0  # how old an answer may be: making one takes milliseconds, however many ask
+MAX_AGE_S = 1.0  # how old an answer may be: making one takes milliseconds, however many ask
 
 
 @router.get("/health/live")
@@ -38,7 +38,7 @@ async def metrics(request: Request, service: AnyPhase) -> Response:
     """Get all metrics in Prometheus' text format, at most a second old."""
     state = request.app.state
     now, (since, text) = monotonic(), state.exposition
-    if not text or now - since >= KEPT_S:
+    if not text or now - since >= MAX_AGE_S:
         text = service.metrics.exposition()
         state.exposition = now, text
     return Response(text, headers={"content-type": CONTENT_TYPE})

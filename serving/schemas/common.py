@@ -47,7 +47,7 @@ UserId = Id
 AliasName = Annotated[str, StringConstraints(pattern=NAME)]
 K = Annotated[int, Field(ge=1, le=MAX_K, description="Number of items to return.")]
 # In a body, the first invalid entry of a list is reported: a million of them would take seconds.
-First = Field(fail_fast=True)
+FailFast = Field(fail_fast=True)
 
 
 def optional_list(**more: Any) -> Any:
@@ -119,6 +119,19 @@ class ModelRef(BaseModel):
     epoch: int | None = Field(
         None, description="Version of its live catalog, which grows with each change."
     )
+
+
+NoteCode = Literal[
+    "unknown_user", "empty_history", "unknown_history", "nothing_eligible",
+    "no_events", "no_dates", "no_evidence",
+]  # fmt: skip
+
+
+class Note(BaseModel):
+    """A remark on an answer: what is unusual about its history, or why a list is empty."""
+
+    code: NoteCode
+    detail: str
 
 
 class Health(BaseModel):

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from recsys.event_names import PURCHASE, level
-from recsys.serving.schemas.common import EVENT_TYPE, Body, First, Id, Query, before
+from recsys.serving.schemas.common import EVENT_TYPE, Body, FailFast, Id, Query, before
 from recsys.serving.stores.records import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
@@ -26,11 +26,11 @@ EventType = Annotated[
 LATEST_S = 4_102_444_800  # the year 2100; larger values are usually milliseconds
 
 
-def _parse_time(given: object) -> object:
-    if not isinstance(given, str):
-        return given
+def _parse_time(value: object) -> object:
+    if not isinstance(value, str):
+        return value
     try:
-        time = datetime.fromisoformat(given)
+        time = datetime.fromisoformat(value)
     except ValueError:
         raise ValueError("is neither a number nor a time in ISO 8601") from None
     if time.tzinfo is None:
@@ -127,7 +127,7 @@ class EventIn(Body):
 class EventsBody(Body):
     """A batch of events: all of them are stored, or none."""
 
-    events: Annotated[list[EventIn], First] = Field(max_length=MAX_EVENTS)
+    events: Annotated[list[EventIn], FailFast] = Field(max_length=MAX_EVENTS)
 
 
 class EventsResponse(BaseModel):

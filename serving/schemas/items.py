@@ -20,7 +20,7 @@ from recsys.serving.schemas.common import (
     Alias,
     Body,
     Column,
-    First,
+    FailFast,
     ItemId,
     K,
     ModelRef,
@@ -46,13 +46,15 @@ def _attribute(value: object, check: ValidatorFunctionWrapHandler) -> object:
     try:
         return check(value)
     except ValidationError:
-        raise PydanticCustomError("attribute", _WANTED) from None
+        raise PydanticCustomError("attribute", _ATTRIBUTE_KINDS) from None
 
 
-_WANTED = (
+_ATTRIBUTE_KINDS = (
     "want text of at most 1000 characters, a finite number, true, false, a list of these, or null"
 )
-Attribute = Annotated[_Scalar | Annotated[list[_Scalar], First] | None, WrapValidator(_attribute)]
+Attribute = Annotated[
+    _Scalar | Annotated[list[_Scalar], FailFast] | None, WrapValidator(_attribute)
+]
 
 
 class Item(BaseModel):
@@ -138,7 +140,7 @@ class ItemBody(Body):
         description="Attributes for filters.",
         examples=[{"price": 4.5, "categories": ["Hand Cream"]}],
     )
-    semantic_id: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], First] | None = Field(
+    semantic_id: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FailFast] | None = Field(
         None, min_length=1, max_length=32, description="Its codes; by default they are computed."
     )
     like: ItemId | None = Field(
@@ -162,7 +164,7 @@ class ItemPatch(Body):
 class UpsertBody(Body):
     """Items to add or to replace: all of them, or none if one is refused."""
 
-    items: Annotated[list[ItemBody], First] = Field(min_length=1, max_length=MAX_UPSERT)
+    items: Annotated[list[ItemBody], FailFast] = Field(min_length=1, max_length=MAX_UPSERT)
 
 
 class UpsertResponse(BaseModel):
@@ -204,7 +206,7 @@ class RankBody(Subject):
         }
     )
 
-    items: Annotated[list[ItemId], First] = Field(min_length=1, max_length=MAX_RANK)
+    items: Annotated[list[ItemId], FailFast] = Field(min_length=1, max_length=MAX_RANK)
     model: Alias = CHAMPION
 
 

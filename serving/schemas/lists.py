@@ -11,11 +11,12 @@ from recsys.serving.schemas.common import (
     ItemId,
     K,
     ModelRef,
+    Note,
     Query,
 )
 
 MAX_FILTER = 4_000  # characters; a target has 8 KiB
-MAX_GIVEN = 50  # items of a basket or of a session in a query
+MAX_BASKET = 50  # items of a basket or of a session in a query
 
 ListName = Literal["trending", "latest", "together"]
 
@@ -58,7 +59,7 @@ class TogetherQuery(ListQuery):
 
     item: list[ItemId] = Field(
         min_length=1,
-        max_length=MAX_GIVEN,
+        max_length=MAX_BASKET,
         description="An item, or each of a basket; what the model does not know is ignored.",
         examples=["B0012"],
     )
@@ -86,16 +87,6 @@ class ListedItem(BaseModel):
     metadata: dict[str, Any] | None = Field(None, description="Attributes, if asked for.")
 
 
-ListNoteCode = Literal["no_events", "no_dates", "no_evidence", "nothing_eligible"]
-
-
-class ListNote(BaseModel):
-    """Why a list is empty."""
-
-    code: ListNoteCode
-    detail: str
-
-
 class ListResponse(BaseModel):
     """A list, best item first; shorter than k where there is no more."""
 
@@ -105,7 +96,7 @@ class ListResponse(BaseModel):
     eligible_items: int = Field(
         description="Items that could have been listed, whatever is known of them."
     )
-    note: ListNote | None = Field(description="Why the list is empty.")
+    note: Note | None = Field(description="Why the list is empty.")
     since: float | None = Field(
         None, description="`trending`: events from then on count, in unix seconds."
     )

@@ -14,10 +14,12 @@ from recsys.serving.schemas.common import (
     AliasName,
     Body,
     Certificate,
-    First,
+    FailFast,
     ItemId,
     K,
     ModelRef,
+    Note,
+    NoteCode,
     Problem,
     UserId,
     made,
@@ -45,11 +47,11 @@ class Subject(Body):
     """A user of the store, or a history given inline: exactly one of the two."""
 
     user: UserId | None = Field(None, description="A user whose history the service has.")
-    history: Annotated[list[ItemId], Field(max_length=MAX_HISTORY), First] | None = Field(
+    history: Annotated[list[ItemId], Field(max_length=MAX_HISTORY), FailFast] | None = Field(
         None, description="Item ids, oldest first. Ids that the model does not know are ignored."
     )
 
-    history_types: Annotated[list[TypeName | None], Field(max_length=MAX_HISTORY), First] = (
+    history_types: Annotated[list[TypeName | None], Field(max_length=MAX_HISTORY), FailFast] = (
         optional_list(
             description="The type of the event of each item of `history`, such as `view` or "
             "`purchase`; null for an unknown one. Models that were trained with types use them: "
@@ -58,7 +60,7 @@ class Subject(Body):
     )
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _has_one_subject(self) -> Self:
         if (self.user is None) == (self.history is None):
             raise ValueError("give exactly one of 'user' and 'history'")
         if self.history_types and len(self.history_types) != len(self.history or ()):
@@ -85,13 +87,13 @@ class RecommendationsRequest(RequestOptions, Subject):
     )
 
     k: K = 10
-    exclude_items: Annotated[list[ItemId], First] = optional_list(
+    exclude_items: Annotated[list[ItemId], FailFast] = optional_list(
         max_length=MAX_HISTORY, description="Leave out these items."
     )
     filter: Filter | None = Field(
         None, description="Recommend only items that match.", examples=[FILTER_EXAMPLE]
     )
-    boosts: Annotated[list[Boost], First] = optional_list(
+    boosts: Annotated[list[Boost], FailFast] = optional_list(
         max_length=MOST_BOOSTS,
         description="Weights added to the scores of the items that match a filter.",
     )
@@ -163,7 +165,7 @@ class BatchRequest(Body):
         }
     )
 
-    requests: Annotated[list[RecommendationsRequest], First] = Field(
+    requests: Annotated[list[RecommendationsRequest], FailFast] = Field(
         min_length=1, max_length=MAX_BATCH
     )
 
@@ -211,9 +213,6 @@ class RecommendedItem(BaseModel):
             yield made(cls, values)
 
 
-NoteCode = Literal["unknown_user", "empty_history", "unknown_history", "nothing_eligible"]
-
-
 _NOTES: dict[NoteCode, str] = {
     "unknown_user": "There is no history of the user",
     "empty_history": "The history is empty",
@@ -221,22 +220,15 @@ _NOTES: dict[NoteCode, str] = {
 }
 
 
-class Note(BaseModel):
-    """A remark on the answer."""
-
-    code: NoteCode
-    detail: str
-
-    @classmethod
-    def of(cls, code: NoteCode | None, *, fallback: bool, model: bool) -> "Note | None":
-        """What is unusual about a history, and whether fallback or model answered, or both."""
-        if code is None:
-            return None
-        how = "the model answered from the bare prompt, as for any new user"
-        if fallback:
-            how = "retrieval and popularity answered"
-            how += ", and the model where they had no more" if model else ""
-        return cls.model_construct(code=code, detail=f"{_NOTES[code]}; {how}.")
+def note_of(code: NoteCode | None, *, fallback: bool, model: bool) -> Note | None:
+    """What is unusual about a history, and whether fallback or model answered, or both."""
+    if code is None:
+        return None
+    how = "the model answered from the bare prompt, as for any new user"
+    if fallback:
+        how = "retrieval and popularity answered"
+        how += ", and the model where they had no more" if model else ""
+    return Note.model_construct(code=code, detail=f"{_NOTES[code]}; {how}.")
 
 
 NOTHING = Note(

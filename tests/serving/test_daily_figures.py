@@ -22,7 +22,7 @@ SEEN_ONLY = ("impression", "thumbs_down", "return")  # types that are no sign of
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """No figures are kept, and pages are small."""
-    monkeypatch.setattr(daily_figures, "KEPT_S", 0.0)
+    monkeypatch.setattr(daily_figures, "MAX_AGE_S", 0.0)
     monkeypatch.setattr(cached_results, "REST", 0.0)
     monkeypatch.setattr(event_columns, "PAGE", 7)
 

@@ -25,7 +25,7 @@ HOUR = 3600
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """The store is read for each list of trending items."""
-    monkeypatch.setattr(trending, "KEPT_S", 0.0)
+    monkeypatch.setattr(trending, "MAX_AGE_S", 0.0)
     monkeypatch.setattr(cached_results, "REST", 0.0)
 
 

@@ -85,7 +85,7 @@ def site(bundle, tmp_path_factory, serving):
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_HOME", str(bundle.parent.parent))
-        patch.setattr(daily_figures, "KEPT_S", 0.0)  # figures are those of the moment
+        patch.setattr(daily_figures, "MAX_AGE_S", 0.0)  # figures are those of the moment
         patch.setattr(cached_results, "REST", 0.0)
         with serving(settings) as url:
             assert httpx.post(f"{url}/v1/events", json={"events": events}).json()["accepted"] == 5

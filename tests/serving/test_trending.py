@@ -72,7 +72,7 @@ def store(tmp_path):
 @pytest.fixture
 def at(monkeypatch):
     """Sets the time, and reads without pauses."""
-    monkeypatch.setattr(module, "KEPT_S", 0.0)
+    monkeypatch.setattr(module, "MAX_AGE_S", 0.0)
     monkeypatch.setattr(cached_results, "REST", 0.0)
     monkeypatch.setattr(module, "now_ms", lambda: NOW)
     monkeypatch.setattr(module, "WINDOW_MS", 500)
