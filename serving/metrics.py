@@ -78,11 +78,11 @@ class Metrics:
         self.fallbacks = counter("fallbacks", "Answers filled up from a fallback.", "source")
         # Store
         self._store_seconds = histogram("store_seconds", "Time per call.", SECONDS, "operation")
-        self._events = counter("events", "Received events.", "result")
+        self.events = counter("events", "Received events.", "result")
         self.erasures = counter("erasures", "Erased users.")
         # Models
         self.swaps = counter("swaps", "Changes of an alias by outcome.", "alias", "outcome")
-        self._ready = gauge("ready", "1 while recommendations are answered.")
+        self.ready = gauge("ready", "1 while recommendations are answered.")
 
     def responded(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a response; `route` is the template of its path."""
@@ -137,15 +137,6 @@ class Metrics:
     def store_call(self, operation: str, seconds: float) -> None:
         """Count a call of the store: `history`, `append`, `erase`, ... (`Observer`)."""
         self._store_seconds.labels(operation).observe(seconds)
-
-    def events(self, accepted: int, duplicates: int = 0) -> None:
-        """Count events of a batch."""
-        self._events.labels("accepted").inc(accepted)
-        self._events.labels("duplicate").inc(duplicates)
-
-    def ready(self, yes: bool) -> None:
-        """Set whether recommendations are answered."""
-        self._ready.set(float(yes))
 
     def exposition(self) -> bytes:
         """Prometheus' text format (content type `CONTENT_TYPE`)."""

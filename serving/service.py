@@ -418,7 +418,7 @@ class Service:
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
-        self.metrics.ready(phase is Phase.READY)
+        self.metrics.ready.set(phase is Phase.READY)
         self.on_phase(self)
 
 

@@ -31,7 +31,8 @@ async def post_events(body: EventsBody, service: AnyPhase) -> EventsResponse:
         done = await service.store.history.append(events)
     except EventConflictError as error:
         raise _conflict(body, error) from error
-    service.metrics.events(done.accepted, done.duplicates)
+    service.metrics.events.labels("accepted").inc(done.accepted)
+    service.metrics.events.labels("duplicate").inc(done.duplicates)
     return EventsResponse(**asdict(done))
 
 
