@@ -1,14 +1,14 @@
 // The catalog by semantic ID, code by code, and by words.
 
 import { at, latest, remember } from "./api.js";
-import { empty, h, identity, number, plural, problemBox, render } from "./dom.js";
+import { attempt, empty, h, identity, number, plural, render } from "./dom.js";
 import { add } from "./history.js";
 import { openItem } from "./item.js";
 import { state, update, watch } from "./state.js";
 
 const PAGE = 60;
 const ask = latest();
-let crumbs, children, list, more, field, total, cursor = null;
+let box, crumbs, children, list, more, field, total, cursor = null;
 
 export function mountCatalog(root) {
   field = h("input", { type: "search", id: "q", placeholder: "words of a title", "aria-label": "Search titles" });
@@ -17,29 +17,22 @@ export function mountCatalog(root) {
   total = h("p", { class: "summary", role: "status" });
   list = h("ul", { class: "catalog" });
   more = h("button", { type: "button", onclick: () => load(true) }, "More");
+  box = h("div", {});
   root.append(
     h("div", { class: "list-head" }, h("h2", {}, "Catalog"), total,
       h("form", { class: "field", role: "search", onsubmit: (event) => (event.preventDefault(), update({ q: field.value.trim() })) },
         field, h("button", {}, "Search"))),
     h("p", { class: "lead" }, "Items whose semantic IDs begin alike are alike: each code narrows them down, coarse to fine."),
-    crumbs, children, list, more);
+    crumbs, box);
   watch(["view", "prefix", "q", "model"], () => state.view === "catalog" && load());
 }
 
-async function load(next = false) {
+const load = (next = false) => attempt(box, async () => {
   field.value = state.q;
   const path = at("/v1/items", {
     prefix: state.prefix, q: state.q, limit: PAGE, cursor: next ? cursor : "", model: state.model,
   });
-  let answer;
-  try {
-    answer = await ask("GET", path);
-  } catch (problem) {
-    render(children);
-    more.hidden = true;
-    render(list, h("li", { class: "wide" }, problemBox(problem, () => load(next))));
-    return;
-  }
+  const answer = await ask("GET", path);
   if (!answer) return;
   remember(answer.items);
   cursor = answer.next;
@@ -54,7 +47,8 @@ async function load(next = false) {
     render(list, answer.items.length ? answer.items.map(line) : h("li", { class: "wide" }, empty("Nothing here", "No item has this prefix and these words.")));
   }
   more.hidden = !cursor;
-}
+  if (list.parentNode !== box) render(box, children, list, more); // at first, and after a problem
+});
 
 function crumb() {
   const path = state.prefix ? state.prefix.split(".") : [];

@@ -141,19 +141,12 @@ export function mountOptions(root) {
     seen.checked = state.seen ?? asked?.exclude_seen === false;
   };
   watch(["k", "model", "seen"], show);
-  offerModels(model).then((known) => {
-    models = known;
+  call("GET", "/v1/models").then((known) => {
+    models = known.models;
+    const others = known.aliases.filter(({ name }) => name !== "champion");
+    model.append(...others.map(({ name }) => h("option", { value: name }, name)));
     show();
   }, () => {}); // only the champion can be chosen
-}
-
-/** Add the aliases to the field; returns the models that they stand for. */
-async function offerModels(field) {
-  const { aliases, models } = await call("GET", "/v1/models");
-  for (const { name } of aliases) {
-    if (name !== "champion") field.append(h("option", { value: name }, name));
-  }
-  return models;
 }
 
 const labelled = (text, field) => h("p", { class: "option" }, h("label", { for: field.id }, text), field);
