@@ -65,32 +65,16 @@ def replicas(settings: ServingSettings) -> Any:
     )
 
 
-class ServedDoor:
+class ServedDoor(Door):
     """A door behind Ray's own proxies, which run on every machine of a cluster."""
 
     def __init__(self, settings: dict[str, Any], handle: Any) -> None:
         """Start with fields of `ServingSettings`, and Ray Serve's handle of the replicas."""
         logs.configure(sys.stdout)
         own = ServingSettings(**settings)
-        self._door = Door(
+        super().__init__(
             Handle(handle), deadline_ms=own.deadline_ms, max_body_bytes=own.max_body_bytes
         )
-
-    async def __call__(self, request: Any) -> Any:
-        """Answer a Starlette request."""
-        from starlette.responses import Response
-
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self._door(dict(request.scope), request.receive, send)
-        if not sent:
-            return Response(status_code=499)
-        response = Response(sent[1]["body"], sent[0]["status"])
-        response.raw_headers = list(sent[0]["headers"])
-        return response
 
 
 def app(arguments: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """Door: sends each request to a replica, and sends it again if the replica is lost.
 
-An ASGI application without models, which reaches the replicas by a `Handle`. It limits the size of
-bodies; keys, hosts and rates are checked by the replicas.
+It has no models, and reaches the replicas by a `Handle`. It limits the size of bodies; keys, hosts
+and rates are checked by the replicas.
 
 The requests of a user go to one replica, whose prefix cache holds the user's history. Changes of
 the catalog or of aliases go to all replicas, in the same order. If a replica is lost, its requests
@@ -18,20 +18,17 @@ from typing import Any
 
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Send
-from starlette.types import Scope as AsgiScope
 
 from recsys.serving.api.routes import find_route
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError, until
 from recsys.serving.cluster.replica import Call, Reply
 from recsys.serving.errors import ProblemError, problem_of, problem_response
-from recsys.serving.middleware import BodyLimit, check_framing
+from recsys.serving.middleware import CLIENT_CLOSED, REQUEST_ID, BodyLimit, check_framing
 
-SESSION = b"x-session-id"
-REQUEST_ID = b"x-request-id"
+SESSION = "x-session-id"
 PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 GRACE_S = 5.0
@@ -98,7 +95,7 @@ class Handle:
 
 
 class Door:
-    """The ASGI application in front of the replicas."""
+    """What answers in front of the replicas."""
 
     def __init__(self, replicas: Handle, *, deadline_ms: float, max_body_bytes: int) -> None:
         """Start a door.
@@ -110,32 +107,29 @@ class Door:
         self._deadline_s = deadline_ms / 1000
         self._changing = asyncio.Lock()
 
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            raise ValueError(f"the door answers HTTP only, not {scope['type']}")
-        request_id = dict(scope["headers"]).get(REQUEST_ID)
-        if not request_id:  # the same one for every replica that receives the request
-            request_id = uuid.uuid4().hex.encode()
-            scope["headers"] = [*scope["headers"], (REQUEST_ID, request_id)]
-        scope.setdefault("state", {})["request_id"] = request_id.decode("latin-1")
-        headers = Headers(scope=scope)
+    async def __call__(self, request: Request) -> Response:
+        """Answer one request."""
+        scope = request.scope
+        headers = MutableHeaders(scope=scope)
+        if not headers.get(REQUEST_ID):  # the same one for every replica that receives the request
+            headers[REQUEST_ID] = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = headers[REQUEST_ID]
         try:
             check_framing(scope.get("http_version"), headers)
-            with self._bodies.counted(headers, receive) as counted:
-                body = await Request(scope, counted).body()
+            with self._bodies.counted(headers, request.receive) as receive:
+                body = await Request(scope, receive).body()
                 reply = await self._answer(Call.of(scope, body))
-            response = Response(reply.body, reply.status)
-            response.raw_headers = reply.headers
         except ClientDisconnect:
-            return
+            return Response(status_code=CLIENT_CLOSED)
         except (ProblemError, DeadlineExceededError, QueueFullError) as error:
-            response = problem_response(Request(scope), problem_of(error))
-        await response(scope, receive, send)
+            return problem_response(request, problem_of(error))
+        response = Response(reply.body, reply.status)
+        response.raw_headers = reply.headers
+        return response
 
     async def _answer(self, call: Call) -> Reply:
         matched, _ = find_route(call.scope)
-        route = (call.method, "" if matched is None else matched.path_format)
+        route = (call.scope["method"], "" if matched is None else matched.path_format)
         if route in TO_ALL:
             async with self._changing:  # without a deadline: loading a bundle takes long
                 replies = await self._replicas.ask_all(call)
@@ -174,10 +168,10 @@ def session_of(call: Call) -> str:
     It is the header `X-Session-ID`, or else the user, or else the first item of an inline history,
     which does not change while the history grows, or else random.
     """
-    if session := call.header(SESSION):
-        return session.decode("latin-1")
+    if session := Headers(scope=call.scope).get(SESSION):
+        return session
     user: Any = None
-    if call.method == "POST" and call.path in OF_A_USER:
+    if call.scope["method"] == "POST" and call.scope["path"] in OF_A_USER:
         try:
             body = json.loads(call.body)
             user = body.get("user") or (body.get("history") or [None])[0]

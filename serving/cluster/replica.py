@@ -39,20 +39,6 @@ class Call:
         fields["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
         return cls(fields, body)
 
-    @property
-    def method(self) -> str:
-        """HTTP method, in upper case."""
-        return str(self.scope["method"])
-
-    @property
-    def path(self) -> str:
-        """Decoded path."""
-        return str(self.scope["path"])
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first header of this lower-case name."""
-        return next((value for key, value in self.scope["headers"] if key == name), None)
-
 
 @dataclass(frozen=True)
 class Reply:
