@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, Self
 
 from fastapi import FastAPI
@@ -73,7 +72,7 @@ KINDS = {
     "store_unavailable": Kind(503, "The store is unreachable", 5),
     "deadline_exceeded": Kind(504, "The answer was not ready in time", 1),
 }
-_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 # The code of an exception, and the text that the client gets: None for the exception's own. The
 # texts of the others are only logged, since they may name files.
 _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
@@ -197,13 +196,10 @@ def invalid_part(text: str) -> list[InvalidField]:
 def _from_http(request: Request, error: HTTPException) -> ProblemError:
     if isinstance(error, ProblemError):
         return error
-    code = _OF_STATUS.get(error.status_code)
-    if code is None:  # other errors of the framework are about unreadable bodies
-        code = "malformed_body" if error.status_code == HTTPStatus.BAD_REQUEST else "internal_error"
+    code = _OF_STATUS.get(error.status_code, "internal_error")
     detail = {
         "not_found": f"No resource is at {request.url.path}; /openapi.json lists what there is.",
         "method_not_allowed": f"{request.method} is not among the methods of {request.url.path}.",
-        "malformed_body": "The body could not be read as JSON in UTF-8.",
     }.get(code, KINDS[code].title)
     headers = error.headers
     if code == "method_not_allowed":  # the router names those of one route of the path only
@@ -216,9 +212,6 @@ def _from_http(request: Request, error: HTTPException) -> ProblemError:
 
 def _from_validation(error: RequestValidationError) -> ProblemError:
     details = error.errors()
-    if details[0]["type"] == "json_invalid":
-        where = f"at character {details[0]['loc'][1]}: {details[0]['ctx']['error']}"
-        return ProblemError("malformed_body", f"The body is not valid JSON {where}.")
     fields = [
         InvalidField.model_construct(
             location=entry["loc"][0], pointer=_pointer(_path(entry)), detail=_sentence(entry)
@@ -249,7 +242,7 @@ def _pointer(parts: Sequence[Any]) -> str:
 def _sentence(entry: Mapping[str, Any]) -> str:
     if entry["type"] == "extra_forbidden":
         return "unknown field"
-    if entry["type"] == "model_type" or (entry["type"] == "missing" and len(entry["loc"]) == 1):
+    if entry["type"] == "model_type":
         return "a JSON object is required"
     if entry["type"] in _RANGES:
         return f"{entry['msg']}, got {str(entry['input'])[:40]}"

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any, TypeVar, get_origin
 
@@ -74,19 +74,8 @@ def document(body: bytes, model: type[ModelT]) -> ModelT:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
         raise RequestValidationError(
-            [{**entry, "loc": ("body", *_path_in(value, entry["loc"]))} for entry in errors]
+            [{**entry, "loc": ("body", *entry["loc"])} for entry in errors]
         ) from None
-
-
-def _path_in(body: Any, loc: Sequence[Any]) -> list[Any]:
-    """The path to an invalid value, without the tags of unions, which are no names in the body."""
-    path: list[Any] = []
-    for at, part in enumerate(loc, 1):
-        leads_on = part in body if isinstance(body, dict) else isinstance(part, int)
-        if leads_on or at == len(loc) or not isinstance(body, dict | list):
-            path.append(part)
-            body = body[part] if leads_on and isinstance(body, dict | list) else None
-    return path
 
 
 class Route(APIRoute):
