@@ -334,32 +334,24 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
     arms = []
     for number, alias in enumerate(aliases):
         own = done & (arm == number)
-        compared: dict[str, Any] = {}
-        verdict = "first"
-        if number:
-            verdict = "no_users"
-            pair = done & ((arm == 0) | (arm == number))
-            if pair.any():
-                weight = body.shares[number] / (body.shares[0] + body.shares[number])
-                looks = [int(pair.sum())]
-                comparison = sequential.compare(
-                    values[pair], arm[pair] == number, weight, alpha, looks
-                )
-                difference, low, high = (float(value[-1]) for value in comparison)
-                compared = {"difference": difference, "low": low, "high": high}
-                verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
+        compared: dict[str, Any] = {"verdict": "no_users" if number else "first"}
+        pair = done & ((arm == 0) | (arm == number))
+        if number and pair.any():
+            weight = body.shares[number] / (body.shares[0] + body.shares[number])
+            looks = [int(pair.sum())]
+            comparison = sequential.compare(values[pair], arm[pair] == number, weight, alpha, looks)
+            difference, low, high = (float(value[-1]) for value in comparison)
+            verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
+            compared = {"difference": difference, "low": low, "high": high, "verdict": verdict}
         arms.append(
-            ArmResults.model_validate(
-                {
-                    "alias": alias,
-                    "observed": int(own.sum()),
-                    "waiting": int((arm == number).sum() - own.sum()),
-                    "exposures": int(shown[own].sum()),
-                    "followed": int(followed[own].sum()),
-                    "rate": float(values[own].mean()) if own.any() else None,
-                    "verdict": verdict,
-                    **compared,
-                }
+            ArmResults(
+                alias=alias,
+                observed=int(own.sum()),
+                waiting=int((arm == number).sum() - own.sum()),
+                exposures=int(shown[own].sum()),
+                followed=int(followed[own].sum()),
+                rate=float(values[own].mean()) if own.any() else None,
+                **compared,
             )
         )
     counts = np.bincount(arm, minlength=len(aliases)).tolist()
