@@ -17,7 +17,7 @@ from recsys.requests import RecommendRequest
 from recsys.rules import Rule, apply_rules
 from recsys.serving.errors import ProblemError
 from recsys.serving.models import Model, Models
-from recsys.serving.schemas.common import CHAMPION
+from recsys.serving.schemas.common import CHAMPION, as_json
 from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList
 from recsys.serving.shared_changes import Change, SharedState
 from recsys.serving.stores.records import now_ms
@@ -51,6 +51,11 @@ class State:
     rules: Mapping[str, StoredRule] = field(default_factory=dict)
     aliases: Mapping[str, list[str]] = field(default_factory=dict)
 
+    @cached_property
+    def listed(self) -> bytes:
+        """A `RuleList` as JSON, up to a megabyte: made once, for all who ask until a change."""
+        return as_json(RuleList(rules=[_info(name, self) for name in sorted(self.rules)]))
+
 
 class Rules(SharedState[State]):
     """The rules of all processes that share a store."""
@@ -67,10 +72,9 @@ class Rules(SharedState[State]):
         """Number of rules."""
         return len(self._state.rules)
 
-    def all(self) -> RuleList:
-        """Describe all rules, sorted by name; it takes long, and may be called on any thread."""
-        state = self._state  # it may be replaced meanwhile
-        return RuleList(rules=[_info(name, state) for name in sorted(state.rules)])
+    def all(self) -> bytes:
+        """A `RuleList` as JSON, which may take long to make; on any thread."""
+        return self._state.listed
 
     def standing(self, alias: str) -> list[str]:
         """Names of the rules that apply to all requests of an alias."""
@@ -132,7 +136,9 @@ class Rules(SharedState[State]):
         """
 
         async def check() -> Change:
-            self._find(name)
+            if name not in self._state.rules:
+                detail = f"There is no rule {name!r}; /v1/rules lists them."
+                raise ProblemError("unknown_rule", detail)
             if aliases := _aliases_of(name, self._state):
                 raise ProblemError(
                     "rule_in_use",
@@ -191,14 +197,6 @@ class Rules(SharedState[State]):
         standing = stored.get("aliases", {}).items()
         aliases = {alias: [name for name in names if name in rules] for alias, names in standing}
         return State(rules, aliases)
-
-    def _find(self, name: str) -> StoredRule:
-        try:
-            return self._state.rules[name]
-        except KeyError:
-            raise ProblemError(
-                "unknown_rule", f"There is no rule {name!r}; /v1/rules lists them."
-            ) from None
 
     def _named(self, names: Sequence[str]) -> dict[str, Rule]:
         """Rules by their names; `ProblemError` for the first that is none."""

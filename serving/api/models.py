@@ -84,7 +84,7 @@ async def list_rules(service: Ready) -> Response:
     """List the rules, sorted by name, with their last changes and their aliases."""
     rules = service.state.rules
     pay_for(len(rules))
-    return await service.off_loop(lambda: json_response(rules.all()))  # up to a megabyte
+    return json_response(await service.off_loop(rules.all))
 
 
 @router.put("/rules/{name}", response_model=RuleInfo)

@@ -1,6 +1,7 @@
 """Rules over HTTP: applied as their parts inline, kept, and never left dangling."""
 
 import asyncio
+import json
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ from oracles import PATIENCE_S
 from shared_changes_suite import SharedChangesSuite
 
 from recsys.serving import auth
-from recsys.serving.rules import Rules, State
+from recsys.serving.rules import Rules
 from recsys.serving.schemas.rules import RuleBody, RuleInfo
 from recsys.serving.settings import ServingSettings
 
@@ -270,16 +271,7 @@ async def test_samples_are_drawn_without_the_boosts_of_standing_rules(client):
     assert await ask(client, seed=7) == drawn
 
 
-async def test_the_number_of_rules_is_bounded(client, monkeypatch):
-    monkeypatch.setattr("recsys.serving.rules.MOST_RULES", 2)
-    for name in ("one", "two", "one"):
-        await put(client, name, {"pin": ["B0007"]})
-    refused = await client.put("/v1/rules/three", json={"pin": ["B0007"]})
-    assert code(refused) == (422, "invalid_rule")
-    assert "delete one" in refused.json()["detail"]
-
-
-async def test_the_size_of_all_rules_is_bounded(client, monkeypatch):
+async def test_the_number_and_the_size_of_all_rules_are_bounded(client, monkeypatch):
     monkeypatch.setattr("recsys.serving.rules.MOST_CHARACTERS", 4_000)
     large = {"pin": [f"B{number:04d}" for number in range(60)] * 3}
     for name in ("one", "two", "one"):
@@ -288,6 +280,9 @@ async def test_the_size_of_all_rules_is_bounded(client, monkeypatch):
     assert code(refused) == (422, "invalid_rule")
     assert "with 4,000 characters together" in refused.json()["detail"]
     await put(client, "three", {"pin": ["B0007"]})
+    monkeypatch.setattr("recsys.serving.rules.MOST_RULES", 3)
+    refused = await client.put("/v1/rules/four", json={"pin": ["B0007"]})
+    assert "a service has at most 3 rules" in refused.json()["detail"]
     monkeypatch.setattr("recsys.serving.rules.MOST_CHARACTERS", 100)  # as after a new version
     await put(client, "one", {"pin": large["pin"][:40]})
 
@@ -465,17 +460,18 @@ async def test_an_alias_gets_rules_while_a_history_is_read(client, service, monk
     assert "rules" not in response.json(), "it came before"
 
 
-async def test_a_list_of_rules_is_of_one_moment(client, service, monkeypatch):
-    for name in ("x", "y"):
-        await put(client, name, SUMMER)
-
-    def deleted(**fields):
-        service.state.rules._state = State()
-        return RuleInfo(**fields)
-
-    monkeypatch.setattr("recsys.serving.rules.RuleInfo", deleted)
-    response = await client.get("/v1/rules")
-    assert [rule["name"] for rule in response.json()["rules"]] == ["x", "y"]
+async def test_unchanged_rules_are_described_once_for_all_who_ask(client, monkeypatch):
+    await put(client, "x", SUMMER)
+    described = []
+    monkeypatch.setattr(
+        "recsys.serving.rules.RuleInfo",
+        lambda **fields: described.append(fields["name"]) or RuleInfo(**fields),
+    )
+    first, again = [(await client.get("/v1/rules")).json() for _ in range(2)]
+    assert (first, described) == (again, ["x"])
+    await stand(client, "champion", "x")
+    (rule,) = (await client.get("/v1/rules")).json()["rules"]
+    assert rule == first["rules"][0] | {"aliases": ["champion"]}
 
 
 async def test_a_change_that_is_given_up_replaces_no_later_one(client, service, monkeypatch):
@@ -498,7 +494,7 @@ async def test_a_change_that_is_given_up_replaces_no_later_one(client, service, 
     await put(client, "y", SUMMER)
     gate.set()
     await asyncio.to_thread(ended.wait, PATIENCE_S)
-    assert [rule.name for rule in rules.all().rules] == ["x", "y"]
+    assert [rule["name"] for rule in json.loads(rules.all())["rules"]] == ["x", "y"]
 
 
 async def test_rules_do_not_apply_to_similar_items(settings, recommender, running):

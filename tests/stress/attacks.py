@@ -243,6 +243,11 @@ async def waiting_rules(to: Target) -> None:
     await to.send(f"/v1/rules/r{random.randrange(60)}", rule, "PUT")
 
 
+async def all_rules(to: Target) -> None:
+    """The list of these rules."""
+    await to.send("/v1/rules", method="GET")
+
+
 async def long_ids(to: Target) -> None:
     """The newest events have the longest ids, and figures are made of them."""
     face = FACE * 240
@@ -392,7 +397,7 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
 }
 for count_, attack_ in (
     (2, wide_filters), (3, replaced_items), (8, large_titles), (4, conflicting_events),
-    (1, large_lists), (40, slow_lists), (100, waiting_rules), (2, long_ids),
+    (1, large_lists), (40, slow_lists), (100, waiting_rules), (20, all_rules), (2, long_ids),
     (3, replaced_rules), (4, new_filters), (2, erasures),
     (4, unknown_items), (2, long_texts), (40, histories), (4, wrong_keys),
     (60, many_lines), (1, idle_connections), (100, slow_bodies),
