@@ -232,9 +232,8 @@ class Entrance:
                 self._guard.check(scope, headers)
                 deadline = arrived + self._deadline_s
                 CALLER.set(Caller(deadline, state.get("charge", Caller.charge)))
-                is_unhurried = getattr(
-                    getattr(state["route"], "endpoint", None), "unhurried", False
-                )
+                endpoint = getattr(state["route"], "endpoint", None)
+                is_unhurried = getattr(endpoint, "unhurried", False)
                 with self._bodies.counted(headers, receive) as receive_counted:
                     # What a batch has by the deadline is still sent.
                     async with until(None if is_unhurried else deadline + ANSWER_S):

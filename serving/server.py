@@ -58,11 +58,8 @@ def serve(
     def on_phase(service: Service) -> None:
         if service.phase is Phase.READY:
             model = service.state.models.info()[0]
-            say(
-                escape(
-                    f"{model.name} ({model.version}, {model.items:,} items) answers at {url}, try"
-                )
-            )
+            name = f"{model.name} ({model.version}, {model.items:,} items)"
+            say(escape(f"{name} answers at {url}, try"))
             say(escape(f"  {example(service, url)}"))
             say("Ctrl-C stops it.")
         elif service.phase is Phase.FAILED:
@@ -124,6 +121,16 @@ class Protocol(H11Protocol):
         elif self.cycle and len(waiting) > MAX_WAITING:
             self.cycle.keep_alive = False  # it is closed behind the answer
         self._limit_reads()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, once; the request that it is a part of has no other answer."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it has one
+            self.transport.close()
+            return
+        if self.cycle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        super().send_400_response(msg)
 
     def _limit_reads(self) -> None:
         is_body = self.conn.their_state is h11.SEND_BODY

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 import uvicorn
@@ -141,6 +141,24 @@ def test_very_many_lines_end_the_connection(settings, before):
         assert before or len(asked) == 1
 
 
+def test_a_malformed_chunk_ends_the_connection_without_a_traceback(settings, caplog):
+    head = b"POST /first HTTP/1.1\r\nHost: localhost\r\n" + CHUNKED
+    with listening(settings, "ours") as (address, asked):
+        for more in (b"", b"Content-Length: 5\r\n"):
+            received = talk(address, head + more + b"\r\n-1\r\nhello" + SMUGGLED)
+            assert received.startswith(b"HTTP/1.1 400 ")
+            assert received.count(b"HTTP/1.1 ") == 1
+        with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+            connection.sendall(head.replace(b"first", MAX_TARGET * b"x") + b"\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 414"  # before its body
+            connection.sendall(b"-1\r\n")
+            with suppress(ConnectionError):
+                while connection.recv(65536):
+                    pass
+        assert "/smuggled" not in asked
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
+
+
 def test_idle_connections_are_closed(settings, monkeypatch):
     monkeypatch.setattr(server, "IDLE_S", 0.05)
     with listening(settings, "ours") as (address, _):
@@ -172,6 +190,11 @@ def test_a_turn_of_the_event_loop_reads_little_of_a_body(settings):
         whole = head + b"Content-Length: 500000\r\n\r\n" + bytes(500_000)
         assert b" 200 " in talk(address, whole)
         assert 0 < asked.pop() <= server.MAX_BODY_READ
+        with ExitStack() as idle:
+            for _ in range(server.MAX_READ // server.LEAST_READ + 5):
+                idle.enter_context(socket.create_connection(address))
+            assert b" 200 " in talk(address, head + CHUNKED + b"\r\n1\r\n " * 5_000 + END)
+            assert 0 < asked.pop() <= server.LEAST_READ
 
 
 def test_a_connection_on_which_too_many_requests_wait_is_closed_behind_an_answer(settings):
