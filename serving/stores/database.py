@@ -90,22 +90,24 @@ class Database(ABC):
     def texts(self, values: Iterable[str]) -> dict[str, Any]:
         """The parameters of a statement with `among`, which is made once."""
 
-    @abstractmethod
+    # ruff: noqa: B027 - for SQLite or PostgreSQL alone
     def lock(self, connection: sa.Connection, number: int, *, shared: bool = False) -> None:
         """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
 
-        Those that only must not run beside the activity share the lock with each other.
+        Those that only must not run beside the activity share the lock with each other. A
+        transaction of SQLite locks the file anyway.
         """
 
-    @abstractmethod
     def leave_bytes(self, connection: sa.Connection) -> None:
-        """Record, in a transaction, that it leaves bytes of erased users on the disk."""
+        """Record, in a transaction, that it leaves bytes of erased users on the disk.
 
-    @abstractmethod
-    def overwrite(self, most: float = 0) -> None:
-        """Remove such bytes from a disk that has `most` bytes or fewer: others wait meanwhile."""
+        PostgreSQL removes deleted rows itself, in the background.
+        """
 
-    def check_reachable(self) -> None:  # noqa: B027 - a file is always there
+    def overwrite(self, *, at_start: bool = False) -> None:
+        """Remove such bytes from the disk if nobody waits long for it; at the start, nobody may."""
+
+    def check_reachable(self) -> None:
         """Refuse a call that clients wait for, by an `OSError`, if it would only wait."""
 
     def limited(self, connection: sa.Connection) -> AbstractContextManager[None]:

@@ -158,12 +158,6 @@ class PostgresDatabase(Database):
     def _fail_at_once(self) -> None:
         self._again_at = time.monotonic() + AWAY_S
 
-    def leave_bytes(self, connection: sa.Connection) -> None:
-        """Nothing: PostgreSQL removes deleted rows itself, in the background."""
-
-    def overwrite(self, most: float = 0) -> None:
-        """Nothing, as in `leave_bytes`."""
-
     def lock(self, connection: sa.Connection, number: int, *, shared: bool = False) -> None:
         """Take an advisory lock until the transaction ends."""
         function = f"pg_advisory_xact_lock{'_shared' if shared else ''}"

@@ -4,7 +4,6 @@ import json
 import sqlite3
 import uuid
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,8 +33,8 @@ class SqliteDatabase(Database):
 
     `secure_delete` overwrites deleted rows, but not the copies that SQLite leaves in unused parts
     of pages when it balances a tree. So the file is rewritten (`VACUUM`) after an erasure, while
-    other writes wait: at once if that takes less than a second, and otherwise at the next start. A
-    row of the state stands for what is left to do.
+    other writes wait: at once if that takes less than a second, and otherwise at a start when no
+    other process uses the file. A row of the state stands for what is left to do.
     """
 
     readers: ClassVar[int] = 2
@@ -73,9 +72,6 @@ class SqliteDatabase(Database):
             raise
         return connection
 
-    def lock(self, connection: sa.Connection, number: int, *, shared: bool = False) -> None:
-        """Nothing: `begin` has locked the file."""
-
     def among(self, column: sa.ColumnElement[Any]) -> Any:
         """A condition with one parameter: SQLite limits their number."""
         texts = sa.func.json_each(sa.bindparam("texts")).table_valued("value")
@@ -98,22 +94,27 @@ class SqliteDatabase(Database):
                 raise DataError(f"{file} is there already; name another file")
             with replaced(file, 0o600) as path:
                 connection.exec_driver_sql("VACUUM INTO ?", (str(path),))
-                with closing(sqlite3.connect(path)) as copy, copy:
-                    copy.execute("DELETE FROM state WHERE key = ?", (LEFT_BYTES,))
 
     def leave_bytes(self, connection: sa.Connection) -> None:
         """Record that bytes are left until the file is rewritten."""
         # A value of its own: who has rewritten the file before removes no later row.
         self.put_state(connection, LEFT_BYTES, uuid.uuid4().hex)
 
-    def overwrite(self, most: float = AT_ONCE_BYTES) -> None:
-        """Rewrite a file that has bytes of erased users, and empty its log, if it is small."""
+    def overwrite(self, *, at_start: bool = False) -> None:
+        """Rewrite a file that has bytes of erased users, and empty its log.
+
+        A large one is rewritten `at_start` alone, where no other process has opened it.
+        """
         try:
             with self._bulk_engine.connect() as connection:
-                connection.exec_driver_sql(f"PRAGMA busy_timeout = {OVERWRITE_WAIT_MS}")
                 reason = self.state(connection, LEFT_BYTES)
-                if reason is None or self._path.stat().st_size > most:
-                    return
+            if reason is None or not (at_start or self._path.stat().st_size <= AT_ONCE_BYTES):
+                return
+            with self._bulk_engine.connect() as connection:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {OVERWRITE_WAIT_MS}")
+                if at_start:
+                    self._engine.dispose()  # its idle connections are others, too
+                    connection.exec_driver_sql("PRAGMA locking_mode = EXCLUSIVE")
                 connection.exec_driver_sql("VACUUM")
                 # The log has the old pages; an active reader delays its truncation.
                 (busy, _, _) = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
@@ -124,4 +125,4 @@ class SqliteDatabase(Database):
                     connection.execute(sa.delete(STATE).where(is_done))
         except FAILURES as error:  # the erasure itself is committed
             message = getattr(error, "orig", error)
-            logger.warning("store %s: after an erasure: %s", self.place, message)
+            logger.warning("store %s: bytes of erased users stay for now: %s", self.place, message)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import groupby
@@ -72,7 +71,7 @@ class Store:
                 is_left = await self._calls.write("erase", Write(change=change, erases=True))
         except StoreError as error:  # what is left of erased users is not read
             logger.warning("store %s: an erasure is not finished: %s", self.database.place, error)
-        await asyncio.to_thread(self.database.overwrite, math.inf)
+        await asyncio.to_thread(self.database.overwrite, at_start=True)
 
     def close(self) -> None:
         """Write what is queued and release everything; no call may follow."""
