@@ -40,6 +40,7 @@ from recsys.serving.stores.store import Store
 from recsys.serving.trending import Trending, Trends
 from recsys.serving.worker import ScoreRequest
 
+Dates = tuple[NDArray[np.intp], Sequence[float | None]]
 _NOTES: dict[NoteCode, str] = {
     "no_events": "No stored event has a type and a time that this list counts.",
     "no_dates": "No item has a date (attribute available_from), and none was added to the bundle.",
@@ -82,7 +83,7 @@ class Lists:
         self._trending = Trending(models, off_loop, not_history)
         # By recommender, with the trends and the number of the epoch that they were computed from:
         self._rows: WeakKeyDictionary[Recommender, tuple[Trends, int, NDArray[np.int32]]]
-        self._dates: WeakKeyDictionary[Recommender, tuple[int, Dated]]
+        self._dates: WeakKeyDictionary[Recommender, tuple[int, Dates]]
         self._rows, self._dates = WeakKeyDictionary(), WeakKeyDictionary()
 
     async def close(self) -> None:
@@ -113,8 +114,8 @@ class Lists:
             if number != batch.epoch.number or dated is None:
                 dated = dates(batch.epoch)
                 self._dates[model.recommender] = batch.epoch.number, dated
-            times = dated.times
-            return Ranking(dated.items, "no_dates", lambda place: {"time": times[place]})
+            items, times = dated
+            return Ranking(items, "no_dates", lambda place: {"time": times[place]})
 
         return await self._list("latest", query, item_filter, rank)
 
@@ -255,19 +256,12 @@ class Lists:
         return cached[2]
 
 
-@dataclass(frozen=True)
-class Dated:
-    """Items by date, the newest first, and the unix seconds of each; None for an unknown one."""
-
-    items: NDArray[np.intp]
-    times: Sequence[float | None]
-
-
-def dates(epoch: Epoch) -> Dated:
+def dates(epoch: Epoch) -> Dates:
     """The items of an epoch by the time since which they are available, the newest first.
 
-    Items that were added since the bundle was made and have no date come first, the last one first.
-    Other items without a date are left out.
+    The second value has the unix seconds of each, or None for those that were added since the
+    bundle was made and have no date; they come first, the last one first. Other items without a
+    date are left out.
     """
     catalog = epoch.catalog
     times = np.full(len(catalog), np.nan)
@@ -281,7 +275,7 @@ def dates(epoch: Epoch) -> Dated:
     added = added[np.isnan(times[added])]
     known = np.flatnonzero(~np.isnan(times))[::-1]
     known = known[np.argsort(-times[known], kind="stable")]
-    return Dated(np.concatenate([added, known]), [*[None] * len(added), *times[known].tolist()])
+    return np.concatenate([added, known]), [*[None] * len(added), *times[known].tolist()]
 
 
 def _scored(catalog: EpochCatalog, scored: Iterable[tuple[str, float]]) -> Iterator[ListedItem]:

@@ -84,9 +84,9 @@ class EventTypes:
         meant by it: `purchase` is `Kauf`. `NEGATIVE_TYPE` for returns and dislikes, and
         `OTHER_TYPE` for names that mean nothing.
         """
-        return np.array(
-            [UNKNOWN_TYPE if name is None else self._number_of(name) for name in names], np.uint8
-        )
+        numbers: dict[str | None, int] = {None: UNKNOWN_TYPE}
+        numbers |= {name: self._number_of(name) for name in set(names) if name is not None}
+        return np.fromiter(map(numbers.__getitem__, names), np.uint8, len(names))
 
     def seen(self, events: Sequence[tuple[str, str | None]]) -> list[str]:
         """Of items and types of events, the items that count as seen for `exclude_seen`."""

@@ -41,6 +41,7 @@ class Database(ABC):
     is_remote: ClassVar[bool]  # it may be away for a while, and is not of this program alone
     advice: ClassVar[str]  # what a person can do about a failure
     insert: ClassVar[Any]  # the dialect's form of `sqlalchemy.insert`
+    json_list: ClassVar[str]  # the function that makes a list in JSON of a column's values
 
     def __init__(self, url: str, dialect: str) -> None:
         """Open the database, and make its tables where there are none.

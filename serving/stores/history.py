@@ -51,10 +51,15 @@ class HistoryTable:
         self._erasing: set[asyncio.Task[None]] = set()
         left_out = {name for name in not_history if sign_of(name, not_history) is Sign.LEFT_OUT}
         history = sa.select(EVENTS.c.item_id, EVENTS.c.type).where(*OF_USER)
-        history = history.where(EVENTS.c.type.not_in(sorted(left_out)))
         if left_out.issuperset(UNCOUNTED):  # there is an index of the other events
             history = history.where(COUNTED)
-        self._history = history.order_by(*NEWEST_FIRST).limit(NEWEST)
+            left_out.difference_update(UNCOUNTED)
+        if left_out:
+            history = history.where(EVENTS.c.type.not_in(sorted(left_out)))
+        newest = history.order_by(*NEWEST_FIRST).limit(NEWEST).subquery()
+        # In one row: for thousands of rows, each would wait for Python's lock.
+        as_list = getattr(sa.func, calls.database.json_list)
+        self._history = sa.select(*(as_list(column, type_=sa.JSON) for column in newest.c))
         # Made once: making a statement takes as long as executing it.
         among, answer = calls.database.among, RECOMMENDATIONS.c.recommendation_id
         known = sa.select(EVENTS.c.event_id, EVENTS.c.digest)
@@ -229,16 +234,13 @@ class HistoryTable:
 
     def _read(self, user_id: str, limit: int) -> TypedHistory | None:
         of_user = {"user_id": user_id, "hash": user_hash(user_id, self._database.salt)}
-        rows = self._database.read(self._history, of_user)
-        parts, disliked = parts_of_history(rows, self._not_history)
-        events = [(item, None if name == SEED_TYPE else name) for item, name in parts]
-        if not events and not disliked:
+        ((items, types),) = self._database.read(self._history, of_user)
+        items, types, disliked = parts_of_history(items or [], types or [], self._not_history)
+        if not items and not disliked:
             return None
-        latest = events[:limit][::-1]
-        earlier = tuple(dict.fromkeys(events[limit:]))
-        return TypedHistory(
-            [item for item, _ in latest], [name for _, name in latest], disliked, earlier
-        )
+        types = [None if name == SEED_TYPE else name for name in types]
+        earlier = tuple(dict.fromkeys(zip(items[limit:], types[limit:], strict=True)))
+        return TypedHistory(items[:limit][::-1], types[:limit][::-1], disliked, earlier)
 
 
 def admit(

@@ -81,6 +81,7 @@ class PostgresDatabase(Database):
     is_remote: ClassVar[bool] = True
     advice: ClassVar[str] = "check that the server runs and that the URL in serve.store is right"
     insert: ClassVar[Any] = staticmethod(postgresql.insert)
+    json_list: ClassVar[str] = "json_agg"
 
     def __init__(self, url: str) -> None:
         """Connect, and make the tables where there are none."""

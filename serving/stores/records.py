@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import zip_longest
@@ -60,35 +60,37 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
 
 
 def parts_of_history(
-    events: Iterable[tuple[str, str | None]], not_history: Collection[str]
-) -> tuple[list[tuple[str, str | None]], tuple[str, ...]]:
-    """The parts of a history, and the items that are not recommended.
+    items: list[str], types: list[str | None], not_history: Collection[str]
+) -> tuple[list[str], list[str | None], tuple[str, ...]]:
+    """Items and types of the parts of a history, and the items that are not recommended.
 
     A return or a dislike takes back what the user did with the item before, as in files.
 
     Args:
-        events: items and types of a user, newest first, as the parts are.
+        items: those of a user's events, newest first, as the parts are.
+        types: of the same events.
         not_history: as in `sign_of`.
 
-    >>> names = [("b", "view"), ("a", "return"), ("b", "return"), ("a", "purchase")]
-    >>> parts_of_history(names, NOT_HISTORY)
-    ([('b', 'view')], ('a',))
+    >>> types = ["view", "return", "return", "purchase"]
+    >>> parts_of_history(["b", "a", "b", "a"], types, NOT_HISTORY)
+    (['b'], ['view'], ('a',))
     """
+    signs = {name: Sign.PART if name is None else sign_of(name, not_history) for name in set(types)}
+    if all(sign is Sign.PART for sign in signs.values()):  # as of almost all users
+        return items, types, ()
     parts: list[tuple[str, str | None]] = []
     with_part, taken_back = set[str](), set[str]()
     hidden: dict[str, None] = {}
-    signs: dict[str | None, Sign] = {None: Sign.PART}
-    for item, name in events:
-        if name not in signs:
-            signs[name] = sign_of(name or "", not_history)
-        if signs[name] is Sign.PART and item not in taken_back:
+    for item, name in zip(items, types, strict=True):
+        sign = signs[name]
+        if sign is Sign.PART and item not in taken_back:
             parts.append((item, name))
             with_part.add(item)
-        elif signs[name] in (Sign.RETURN, Sign.DISLIKE):
+        elif sign is Sign.RETURN or sign is Sign.DISLIKE:
             taken_back.add(item)
-            if signs[name] is Sign.DISLIKE or item not in with_part:
+            if sign is Sign.DISLIKE or item not in with_part:
                 hidden[item] = None
-    return parts, tuple(hidden)
+    return [item for item, _ in parts], [name for _, name in parts], tuple(hidden)
 
 
 class TypedHistory(NamedTuple):
@@ -284,7 +286,5 @@ def told_history(
 
     `types` is empty if the request names none.
     """
-    if not types:
-        return TypedHistory(items, types)
-    parts, hidden = parts_of_history(zip(items[::-1], types[::-1], strict=True), not_history)
-    return TypedHistory([i for i, _ in parts[::-1]], [n for _, n in parts[::-1]], hidden)
+    items, types, hidden = parts_of_history(items[::-1], types[::-1], not_history)
+    return TypedHistory(items[::-1], types[::-1], hidden)

@@ -38,12 +38,14 @@ UNCOUNTED = ("feedback", "impression", "remove_from_cart", "skip")  # often most
 # Written out in queries as in the index: databases find it by that.
 TYPES = sa.bindparam(None, UNCOUNTED, expanding=True, literal_execute=True)
 COUNTED = EVENTS.c.type.not_in(TYPES)
-for name_, columns_, where_ in (
-    ("events_by_answer", ("recommendation_id", "user_id", "type", "time_ms"), FEEDBACK),
-    ("events_counted", ("user_id", "time_ms", "id"), COUNTED),
+for name_, columns_, where_, dialect_ in (
+    ("events_by_answer", ("recommendation_id", "user_id", "type", "time_ms"), FEEDBACK, None),
+    # SQLite reads histories from the index alone; PostgreSQL has no index entries over 2.7 kB.
+    ("events_of_histories", ("user_id", "time_ms", "id", "item_id", "type"), COUNTED, "sqlite"),
+    ("events_counted", ("user_id", "time_ms", "id"), COUNTED, "postgresql"),
 ):
     keys_ = [EVENTS.c[name] for name in columns_]
-    Index(name_, *keys_, sqlite_where=where_, postgresql_where=where_)
+    Index(name_, *keys_, sqlite_where=where_, postgresql_where=where_).ddl_if(dialect=dialect_)
 EVENT_COLUMNS = tuple(column.name for column in EVENTS.columns)[1:]  # without the id
 
 # Users whose events were erased, by a hash with the salt in STATE.

@@ -47,6 +47,7 @@ class SqliteDatabase(Database):
         "--set serve.store=PATH"
     )
     insert: ClassVar[Any] = staticmethod(sqlite.insert)
+    json_list: ClassVar[str] = "json_group_array"
 
     def __init__(self, path: Path) -> None:
         """Open the file, creating it where there is none."""
