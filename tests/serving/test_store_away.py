@@ -1,8 +1,11 @@
 """The service without its store: at the start, and later."""
 
+import sqlite3
+
 import pytest
 
 from recsys.serving import service as service_module
+from recsys.serving.stores import sqlite
 from recsys.serving.stores.records import StoreError
 
 
@@ -37,10 +40,6 @@ async def test_readiness_depends_on_the_store_if_it_is_to(
 async def test_a_locked_store_is_noticed_and_answered_in_time(
     settings, recommender, running, monkeypatch
 ):
-    import sqlite3
-
-    from recsys.serving.stores import sqlite
-
     # A write may come while another one waits, and then waits as long itself.
     default = type(settings).model_fields["deadline_ms"].default / 1000
     assert default / 2 > 2 * sqlite.BUSY_TIMEOUT_S
@@ -55,12 +54,3 @@ async def test_a_locked_store_is_noticed_and_answered_in_time(
         lock.close()
         assert (await client.post("/v1/events", json=event)).status_code == 200
         assert not service.store.database.is_away
-
-
-async def test_a_call_that_reaches_the_store_makes_it_reachable(settings, recommender, running):
-    async with running(settings, recommender=recommender) as (_, service):
-        store = service.store
-        assert isinstance(store.database.explain(OSError("gone")), StoreError)
-        assert store.database.is_away
-        await store.history.read("ada", 5)
-        assert not store.database.is_away

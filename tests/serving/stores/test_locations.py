@@ -33,9 +33,3 @@ def test_a_password_that_ends_the_host_is_refused_without_it(scheme, password):
         place_of(f"{scheme}://u:{password}@127.0.0.1/x", "serve.store")
     shown = str(error.value) + str(error.value.__cause__)
     assert not {"SECRET", "12"} & set(re.findall("SECRET|12", shown))
-
-
-def test_a_percent_sign_that_libpq_would_quote_is_refused():
-    with pytest.raises(ConfigError) as error:
-        place_of("postgresql://u:SECRET%zz@h/x", "serve.store")
-    assert "SECRET" not in str(error.value)
