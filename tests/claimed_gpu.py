@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from recsys import kernels
 from recsys.models import graphs
@@ -38,6 +37,8 @@ DEVICE_INDICES = {
 OPERATIONS = Path(torchgen.__file__).with_name("packaged") / "ATen/native/native_functions.yaml"
 UNCHECKED = re.compile(r"^- func: ([\w.]+)\((?:.*\n(?!- ))*  device_check: NoCheck", re.MULTILINE)
 HOST_VALUES = {f"aten.{name}" for name in UNCHECKED.findall(OPERATIONS.read_text("utf-8"))}
+
+DEVICE_ANSWERS = {Tensor.device: GPU, Tensor.is_cuda: True, Tensor.is_cpu: False}
 
 # Libraries that compare addresses when they save weights, and read nothing there.
 COMPARE_ADDRESSES = {"transformers", "safetensors"}
@@ -89,7 +90,7 @@ class ClaimedMemory:
 def _address(tensor):
     """What tensors that share memory have in common; 0 for a tensor that is not on the CPU."""
     with torch._C.DisableTorchFunction():
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if not tensor.is_cpu or tensor.layout != torch.strided:
             return 0
         return tensor.untyped_storage()._cdata
 
@@ -99,7 +100,17 @@ MEMORY = ClaimedMemory()
 
 
 def _tensors(values):
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    """The tensors in tuples, lists and dictionaries; torch's own walk takes most of a test."""
+    found, rest = [], [values]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            rest.extend(value)
+        elif isinstance(value, dict):
+            rest.extend(value.values())
+    return found
 
 
 class _Operations(TorchDispatchMode):
@@ -108,8 +119,9 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given, kind = _tensors((args, kwargs)), func.overloadpacket
-        on_gpu = any(tensor in MEMORY for tensor in given)
-        if on_gpu and kind not in COPIES:
+        there = [tensor in MEMORY for tensor in given]
+        on_gpu = any(there)
+        if on_gpu and kind not in COPIES and not all(there):
             _refuse_mixtures(func, args, kwargs, given)
         asked = kwargs.get("device")
         if asked is not None and asked.type == "cuda":
@@ -161,16 +173,16 @@ class _Names(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        on_gpu = any(tensor in MEMORY for tensor in _tensors((args, kwargs)))
         name = getattr(func, "__name__", "")
+        if name == "__get__" and func.__self__ not in DEVICE_ANSWERS:
+            return func(*args)  # a shape or a view
+        on_gpu = any(tensor in MEMORY for tensor in _tensors((args, kwargs)))
         if name in ("to", "cpu", "cuda"):
             return _move(args[0], name, *args[1:], **kwargs)
         if name == "type_as" or (name == "as_tensor" and isinstance(args[0], Tensor)):
             return _move(args[0], "to", *args[1:], **kwargs)
-        if on_gpu and name == "__get__":
-            answers = {Tensor.device: GPU, Tensor.is_cuda: True, Tensor.is_cpu: False}
-            if func.__self__ in answers:
-                return answers[func.__self__]
+        if name == "__get__":
+            return DEVICE_ANSWERS[func.__self__] if on_gpu else func(*args)
         if name == "__set__" and func.__self__ is Tensor.grad:
             if len({tensor in MEMORY for tensor in _tensors(args)}) > 1:
                 raise RuntimeError("a gradient has to be on the same device as its tensor")

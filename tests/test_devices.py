@@ -111,6 +111,8 @@ def road(built_once, claimed_gpu):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("recsys.devices.faster_device", lambda *_, **__: "cuda")
+        patch.setattr(devices, "WARM_UP", 0)  # the device is chosen before it is measured
+        patch.setattr(devices, "ROUNDS", 1)
         home = built_once("road", run_road)
         patch.setenv("RECSYS_HOME", str(home))
         yield context().workspace, *json.loads((home / "seen.json").read_text())
