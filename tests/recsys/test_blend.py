@@ -302,11 +302,14 @@ def test_a_certificate_is_true_by_enumeration(folder, dtype):
 def test_boosts_that_cancel_the_scores_leave_a_global_list(rec):
     weights = {name: 100 * weight for name, weight in WEIGHTS.items()}
     rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, weights=weights, network=None))
-    for name in IDS[:40]:
-        request = RecommendRequest([name], 10, guarantee="global")
-        (whole,) = rec.recommend_batch([request])
-        boosts = [{"filter": {}, "weight": -whole.recommendations[-1].score}]
-        assert ids_of(rec.recommend_batch([request.changed(boosts=boosts)])[0]) == ids_of(whole)
+    requests = [RecommendRequest([name], 10, guarantee="global") for name in IDS[:40]]
+    lists = rec.recommend_batch(requests)
+    weights = [-whole.recommendations[-1].score for whole in lists]
+    boosted = [
+        request.changed(boosts=[{"filter": {}, "weight": weight}])
+        for request, weight in zip(requests, weights, strict=True)
+    ]
+    assert list(map(ids_of, rec.recommend_batch(boosted))) == list(map(ids_of, lists))
 
 
 def test_the_bundle_chooses_unless_the_request_does(tmp_path):

@@ -46,10 +46,10 @@ def slow(model, prompt, num_beams, max_new_tokens, *, eos_token_id=None, length_
     live, finished = [([], 0.0)], []
     for depth in range(1, max_new_tokens + 1):
         candidates = []
-        for tokens, score in live:
-            with torch.inference_mode():
-                logits = model(torch.tensor([[*prompt.tolist(), *tokens]])).logits[0, -1]
-            log_probs = logits.double().log_softmax(-1).tolist()
+        texts = torch.tensor([[*prompt.tolist(), *tokens] for tokens, _ in live])
+        with torch.inference_mode():
+            rows = model(texts).logits[:, -1].double().log_softmax(-1).tolist()
+        for (tokens, score), log_probs in zip(live, rows, strict=True):
             candidates += [([*tokens, t], score + log_prob) for t, log_prob in enumerate(log_probs)]
         candidates.sort(key=lambda c: -c[1])
         for tokens, score in candidates[:num_beams]:
