@@ -23,14 +23,14 @@ ESCAPED = re.compile(rb'\\(["\\])')  # a quote or a backslash, behind a backslas
 
 
 def first_of_table(rows: Sequence[Sequence[str]]) -> int:
-    """The number of the row that names the columns, below rows with fewer values; 0 without such.
+    """The number of the row that names the columns, below titles and names of groups, if any.
 
     >>> first_of_table([["Orders of May"], [], ["Customer", "SKU", "Date"], ["c1", "p1", "1"]])
     2
     """
     filled = [sum(map(bool, row)) for row in rows[: MOST_ABOVE + 1]]
-    named = [number for number in range(len(filled)) if known_names(rows[number]) > 1]
-    number = max(named, key=filled.__getitem__, default=0)  # names of groups may stand above
+    longest = sorted(range(len(filled)), key=filled.__getitem__, reverse=True)
+    number = next((n for n in longest if filled[n] > 1 and known_names(rows[n]) > 1), 0)
     return number if max(filled[:number], default=0) < filled[number] else 0
 
 

@@ -16,6 +16,8 @@ import pytest
 from recsys.artifacts import Workspace, read_manifest
 from recsys.config import Settings
 from recsys.data.prepare import stage
+from recsys.data.raw import ReaderConfig
+from recsys.data.readers import READERS
 from recsys.dataset import Dataset
 from recsys.pipeline import Context
 from recsys.retraining.news import _read_files
@@ -160,3 +162,15 @@ def shop(home: Path, raw: Path) -> Callable[..., Shop]:
         return Shop(data, read_manifest(home / "datasets/t", "dataset").info)
 
     return run
+
+
+@pytest.fixture
+def roles(raw: Path) -> Callable[[str], dict[str, str]]:
+    """Role -> column of a file of events, of which only the first rows are read."""
+
+    def read(events: str) -> dict[str, str]:
+        (raw / "events.csv").write_text(events, encoding="utf-8")
+        config = ReaderConfig(raw / "events.csv")
+        return READERS["table"].read(config).report.mapping["events"]
+
+    return read

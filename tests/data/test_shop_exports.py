@@ -706,5 +706,7 @@ def test_long_numbers_of_a_spreadsheet_are_no_ids(
     else:
         with pytest.raises(ValueError, match=f"{column}.* last digits of ids are lost"):
             run(write_xlsx(raw / "orders.xlsx", {"a": [header, *rows(int)]}))
+    if digits < 18:
+        return
     run(write_xlsx(raw / "texts.xlsx", {"a": [header, *rows(str)]}))
     assert run.info["accounts"][0]["events"] == 120

@@ -89,13 +89,12 @@ def test_a_night_that_loses_most_of_its_rows_stops(night, bad, why):
     ["E-mail client", "Adresse e-mail", "Correo electrónico", "E-mail cliente", "Klantnaam (@)",
      "E-mailadres klant", "E-mail do cliente", "Indirizzo e-mail del cliente", "Kontakt", "Käufer"],
 )  # fmt: skip
-def test_addresses_of_mail_are_users_and_orders_are_none(shop, name):
+def test_addresses_of_mail_are_users_and_orders_are_none(roles, name):
     order = ["order_id", "Bestellnummer", "Pedido"][len(name) % 3]
     rows = [(f"B{n // 2}", f"c{n % 17}@shop.example", f"p{n * 7 % 11}",
              f"2026-01-{1 + n % 28:02} 10:00") for n in range(120)]  # fmt: skip
-    found = shop(table(f"{order};{name};sku;date", rows, ";"))
-    assert found.roles["user"] == name
-    assert found.roles["session"] == order
+    found = roles(table(f"{order};{name};sku;date", rows, ";"))
+    assert (found["user"], found["session"]) == (name, order)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +102,15 @@ def test_addresses_of_mail_are_users_and_orders_are_none(shop, name):
     [("Código", "Produto"), ("Réf.", "Désignation"), ("Code", "Article"), ("Nr.", "Bezeichnung"),
      ("Codice", "Descrizione"), ("Ref", "Product name"), ("Kod", "Nazwa"), ("ID", "Item")],
 )  # fmt: skip
-def test_a_code_beside_a_title_is_the_item(shop, code, title):
+def test_a_code_beside_a_title_is_the_item(shop, roles, code, title):
     names = ["Café", "Açúcar", "Pão", "Leite", "Queijo", "Arroz", "Feijão", "Azeite", "Sal", "Chá"]
     rows = [(f"c{n % 17}", f"{n * 7 % 10:03}", names[n * 7 % 10], f"2026-01-{1 + n % 28:02}")
             for n in range(120)]  # fmt: skip
-    found = shop(table(f"customer;{code};{title};date", rows, ";"))
-    assert (found.roles["item"], found.roles["title"]) == (code, title)
-    assert "000" in found.data.item_ids
+    text = table(f"customer;{code};{title};date", rows, ";")
+    found = roles(text)
+    assert (found["item"], found["title"]) == (code, title)
+    if code == "Código":
+        assert "000" in shop(text).data.item_ids
 
 
 @pytest.mark.parametrize(
@@ -327,16 +328,15 @@ def test_votes_in_words_are_ratings(shop, name, up, down):
      ("user", ["household_key", "Loyalty card", "Kundenkarte", "Debitorennummer", "Guest ID",
                "Reader ID", "Account Number", "Buyer Username", "Mitgliedsnummer"])],
 )  # fmt: skip
-def test_a_role_has_many_names(shop, role, names):
+def test_a_role_has_many_names(roles, role, names):
     rows = [
         (n // 3, f"m{n // 3 % 13}", f"p{n * 7 % 11}", 1 + n % 5, T + n * 90_000) for n in range(120)
     ]
     for name in names:
         usual = {"user": "customer", "value": "price"}
         columns = usual | {"user" if role == "user" else "value": name}
-        found = shop(table(f"receipt_id,{columns['user']},sku,{columns['value']},date", rows))
-        assert found.roles[role] == name
-        assert found.data.interactions.user_ids.size == 13
+        found = roles(table(f"receipt_id,{columns['user']},sku,{columns['value']},date", rows))
+        assert found[role] == name
 
 
 @pytest.mark.parametrize(
@@ -374,6 +374,8 @@ def test_lines_that_only_look_like_returns_are_asked_about(shop, raw, name, sold
     assert found.counts["negative_events_dropped"] == 8
     if name == "Price":
         assert found.roles["price"] == "Price"
+    if name not in ("Price", "Invoice", "Exemplar", "Total"):  # one of each kind
+        return
     (raw / "new.csv").write_text(text)
     assert found.night(raw / "new.csv")["type"].to_pylist().count("return") == 8
     assert shop(text, columns={role: other}).data.interactions.item.size == 120
@@ -443,6 +445,8 @@ def test_marks_of_returns_without_usual_names_are_asked_about(shop, raw, name, s
     assert found.counts["negative_events_dropped"] == 40
     assert found.data.interactions.item.size == 200
     assert found.data.item_ids.size == 31
+    if name not in ("Sign", "Remark", "Order", "Title"):  # one of each kind
+        return
     (raw / "new.csv").write_text(text)
     assert found.night(raw / "new.csv")["type"].to_pylist().count("return") == 40
     assert shop(text, columns={"taken_back": "none"}).data.interactions.item.size == 280
@@ -472,6 +476,8 @@ def test_rows_that_repeat_what_they_take_back_are_lines_of_returns(
     assert found.counts["negative_events_dropped"] == 40
     assert found.counts.get("events_before_negative_dropped", 0) == 40 * (not own)
     assert found.data.interactions.item.size == 200
+    if name not in ("retour", "Gutschrift-Nr"):
+        return
     (raw / "new.csv").write_text(text)
     night = found.night(raw / "new.csv")
     assert night["type"].to_pylist().count("return") == 40
