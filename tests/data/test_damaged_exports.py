@@ -22,7 +22,7 @@ from recsys.data.cleaning import CleanConfig
 from recsys.data.prepare import DataConfig, build
 from recsys.errors import RecsysError
 
-EXAMPLES = int(os.environ.get("RECSYS_DAMAGED_EXPORTS", "50"))
+EXAMPLES = int(os.environ.get("RECSYS_DAMAGED_EXPORTS", "80"))
 ROWS = 60
 EVENTS = [
     {

@@ -16,7 +16,7 @@ from recsys.recommender import RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval
 from recsys.serving.settings import ServingSettings
 
-ITEMS, ROUNDS = 500, 25
+ITEMS, ROUNDS = 500, 8
 
 
 @pytest.fixture(scope="module")
