@@ -200,6 +200,20 @@ def built_once(
     return build
 
 
+class Clock:
+    """Time that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture(scope="session")
 def claimed_gpu() -> Callable[[], AbstractContextManager[Any]]:
     """Makes a GPU that is not there, as `claimed_gpu.py` says."""

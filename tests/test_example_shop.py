@@ -11,24 +11,13 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from toy_bundle import wait_until_ready
+from toy_bundle import TINY_RUN, wait_until_ready
 
 from recsys.data.prepare import DataConfig, build
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "shop" / "make_export.py"
 NOTEBOOK = SCRIPT.with_name("shop.ipynb")
-TINY = {
-    "sasrec": {"epochs": 1, "min_steps": 0},
-    "ids": {"levels": 3},
-    "target": {
-        "architecture": {"hidden_size": 16, "intermediate_size": 32, "layers": 1, "heads": 1},
-        "epochs": 1,
-        "min_steps": 0,
-        "eval_users": 20,
-    },
-    "retrieval": {"users": 50},
-    "evaluate": {"ks": [1, 10], "users": 20},
-}
+TINY = TINY_RUN | {"ids": {"levels": 3}, "retrieval": {"users": 50}}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from toy_bundle import TINY_RUN
 
 import recsys
 from recsys import cli
@@ -15,17 +16,7 @@ from recsys.artifacts import read_manifest
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 
-TINY = {
-    "sasrec": {"epochs": 1, "min_steps": 0},
-    "ids": {"levels": 3, "codebook_size": 4},
-    "target": {
-        "architecture": {"hidden_size": 16, "intermediate_size": 32, "layers": 1, "heads": 1},
-        "epochs": 1,
-        "min_steps": 0,
-        "eval_users": 20,
-    },
-    "evaluate": {"ks": [1, 10], "users": 20},
-}
+TINY = TINY_RUN | {"ids": {"levels": 3, "codebook_size": 4}}
 
 
 @pytest.fixture

@@ -324,7 +324,8 @@ def test_votes_in_words_are_ratings(shop, name, up, down):
      ("quantity", ["Net quantity", "Stück", "Stk.", "Anz.", "Units Sold", "Total Qty",
                  "tickets", "pcs", "seats", "copies", "Packungen", "Anzahl Karten",
                    "Bestellmenge", "Net items sold", "Menge (- Erstattung)",
-                   "Quantité (- Remboursement)"]),
+                   "Quantité (- Remboursement)", "Packs", "Items sold", "Net units", "Nombre",
+                   "Qty Shipped"]),
      ("user", ["household_key", "Loyalty card", "Kundenkarte", "Debitorennummer", "Guest ID",
                "Reader ID", "Account Number", "Buyer Username", "Mitgliedsnummer"])],
 )  # fmt: skip

@@ -42,23 +42,9 @@ def folder(tmp_path_factory):
     return write_bundle(path, table, CODES, LEVELS, retrieval=retrieval)
 
 
-class Clock:
-    """Time that a test sets."""
-
-    now = float(START)
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def recommender(folder, clock):
-    found = Recommender.load(folder, mode="beam")
+    found, clock.now = Recommender.load(folder, mode="beam"), float(START)
     found._epochs = Epochs(found.bundle, clock=clock)
     return found
 

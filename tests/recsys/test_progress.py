@@ -10,17 +10,9 @@ from recsys import progress
 from recsys.progress import LINE_EVERY_S, Heartbeat, say, track, working
 
 
-class Clock:
-    def __init__(self):
-        self.now = 500.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
+def clock(clock, monkeypatch):
+    clock.now = 500.0
     monkeypatch.setattr(time, "monotonic", clock)
     monkeypatch.setattr(progress, "_shown", progress._Shown())
     monkeypatch.setattr(progress.console, "_force_terminal", False)

@@ -243,18 +243,6 @@ def left_frozen(monkeypatch):
     return told
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def recommender():
     return FakeRecommender()
@@ -325,6 +313,13 @@ def imported(tmp_path_factory):
     dataset = save_dataset(folder / "shop", events)
     open_store(folder / "histories.db", histories=dataset).close()
     return dataset, folder / "histories.db"
+
+
+@pytest.fixture
+def settings_of(tmp_path):
+    """Makes settings of a service of a real bundle, with an empty store."""
+    options = {"store": tmp_path / "h.db", "threads": 1, "deadline_ms": 60_000}
+    return partial(ServingSettings, histories=None, **options)
 
 
 @pytest.fixture

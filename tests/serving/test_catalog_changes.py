@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from shared_changes_suite import SharedChangesSuite
+from toy_bundle import code
 
 from recsys.catalog import Catalog
 from recsys.errors import RequestError
@@ -24,10 +25,6 @@ LAMP = {"title": "Lamp", "attributes": {"price": 9.5, "categories": ["light"]}, 
 def ids(response):
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
-
-
-def code(response):
-    return response.status_code, response.json()["code"]
 
 
 async def test_the_catalog_is_browsed_by_prefix_and_page(client):

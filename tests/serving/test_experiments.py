@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from toy_bundle import code
 
 from recsys.serving import cached_results, experiments
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError
@@ -78,10 +79,6 @@ async def arm_of(client, user, name="homepage"):
 
 async def arms_of(client, users, name="homepage"):
     return [await arm_of(client, user, name) for user in users]
-
-
-def code(response):
-    return response.status_code, response.json()["code"]
 
 
 async def results(client, name="homepage"):

@@ -7,10 +7,10 @@ import shutil
 import weakref
 
 import pytest
+from toy_bundle import code
 
 from recsys.serving import aliases
 from recsys.serving.service import Phase
-from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.records import StoreError
 
 URL = "/v1/recommendations"
@@ -31,16 +31,10 @@ def bundles(tmp_path_factory, make_bundle):
 
 
 @pytest.fixture
-def models(bundles, tmp_path):
+def models(bundles, tmp_path, settings_of):
     folder = tmp_path / "models"
     shutil.copytree(bundles, folder)
-    return ServingSettings(
-        bundle=folder / "one",
-        histories=None,
-        store=tmp_path / "h.db",
-        threads=1,
-        deadline_ms=60_000,
-    )
+    return settings_of(bundle=folder / "one")
 
 
 @pytest.fixture
@@ -54,10 +48,6 @@ async def answered_by(client, **request):
     assert response.status_code == 200, response.text
     name: str = response.json()["model"]["name"]
     return name
-
-
-def code(response):
-    return response.status_code, response.json()["code"]
 
 
 async def test_names_of_aliases_are_bounded_in_number(client, service, monkeypatch):

@@ -14,7 +14,6 @@ from recsys import Recommender
 from recsys.interactions import Histories
 from recsys.recommender import RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval
-from recsys.serving.settings import ServingSettings
 
 ITEMS, ROUNDS = 500, 8
 
@@ -25,10 +24,8 @@ def bundle(tmp_path_factory, random_bundle):
 
 
 @pytest.fixture
-def served(bundle, tmp_path):
-    return ServingSettings(
-        bundle=bundle, histories=None, store=tmp_path / "h.db", threads=1, deadline_ms=60_000
-    )
+def served(bundle, settings_of):
+    return settings_of(bundle=bundle)
 
 
 def blended_bundle(path, random_bundle, **options):

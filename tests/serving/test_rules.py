@@ -7,11 +7,11 @@ import threading
 import pytest
 from oracles import PATIENCE_S
 from shared_changes_suite import SharedChangesSuite
+from toy_bundle import code
 
 from recsys.serving import auth
 from recsys.serving.rules import Rules
 from recsys.serving.schemas.rules import RuleBody
-from recsys.serving.settings import ServingSettings
 
 URL = "/v1/recommendations"
 ITEMS = 60
@@ -36,24 +36,14 @@ def bundles(random_bundle, tmp_path_factory):
 
 
 @pytest.fixture
-def real(bundles, tmp_path):
-    return ServingSettings(
-        bundle=bundles / "one",
-        histories=None,
-        store=tmp_path / "h.db",
-        threads=1,
-        deadline_ms=60_000,
-    )
+def real(bundles, settings_of):
+    return settings_of(bundle=bundles / "one")
 
 
 @pytest.fixture
 async def client(real, running):
     async with running(real) as (client, _):
         yield client
-
-
-def code(response):
-    return response.status_code, response.json()["code"]
 
 
 async def put(client, name, value, status=200):

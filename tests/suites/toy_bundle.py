@@ -18,6 +18,17 @@ from recsys.catalog import Catalog
 from recsys.models.checkpoint import save_model
 from recsys.vocabulary import Vocabulary
 
+TINY_RUN = {  # settings of a run of seconds
+    "sasrec": {"epochs": 1, "min_steps": 0},
+    "target": {
+        "architecture": {"hidden_size": 16, "intermediate_size": 32, "layers": 1, "heads": 1},
+        "epochs": 1,
+        "min_steps": 0,
+        "eval_users": 20,
+    },
+    "evaluate": {"ks": [1, 10], "users": 20},
+}
+
 
 def counted_codes(items: int, levels: Sequence[int]) -> np.ndarray:
     """(items, L) codes of items that are counted through, as the digits of a number."""
@@ -75,6 +86,11 @@ def write_bundle(
             retrieval.save(folder / RETRIEVAL)
         extra(folder)
     return path
+
+
+def code(response: Any) -> tuple[int, str]:
+    """Status and code of a problem."""
+    return response.status_code, response.json()["code"]
 
 
 def wait_until_ready(client: Any) -> None:
