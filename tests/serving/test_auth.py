@@ -322,11 +322,14 @@ def bearer(secret):
     return {"authorization": f"Bearer {secret}"}
 
 
-async def test_without_a_key_only_public_routes_answer(guarded):
+async def test_without_a_key_only_public_routes_answer_and_say_nothing_of_models(guarded):
+    model = guarded._transport.app.state.service.state.models.get()
+    words = model.version, *model.recommender.catalog.item_ids
     for (method, template), scope in SCOPES.items():
         path = template.replace("{path}", "none").replace("{", "").replace("}", "")
         response = await guarded.request(method, path)
         assert (response.status_code == 401) == (scope is not Scope.PUBLIC), (method, path)
+        assert not any(word in response.text for word in words), path
         if response.status_code == 401:
             assert response.json()["code"] == "unauthenticated"
             assert response.headers["www-authenticate"] == "Bearer"

@@ -302,13 +302,10 @@ async def long_texts(to: Target) -> None:
 
 
 async def histories(to: Target) -> None:
-    """The longest page of a history."""
-    events = dump({"events": [{"user": "long", "item": "B0001"}] * 1000})
-    reader, writer = await to.connect()
-    writer.write(to.head("POST", "/v1/events", length=len(events)) + events)
-    await read_answer(reader)
-    writer.close()
-    await to.send("/v1/users/long/history?limit=1000", method="GET")
+    """Recommendations for a user with very many events that count, and their longest page."""
+    await in_turn(to, "/v1/events", [{"events": [{"user": "long", "item": "B0001"}] * 1000}])
+    page = "/v1/users/long/history?limit=1000", None
+    await send_body(*random.choice([page, (RECOMMEND, {"user": "long"})]), to)
 
 
 async def wrong_keys(to: Target) -> None:
