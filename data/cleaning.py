@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,6 +28,7 @@ from recsys.data.texts import MISSING, NOTHING, as_strings, as_text
 from recsys.data.time_formats import EARLIEST, TimeRules
 from recsys.errors import DataError
 from recsys.event_names import normalised
+from recsys.interactions import Role
 
 NO_ID = pa.concat_arrays([MISSING, NOTHING])
 SHORT_CODE = r"^[A-Za-z]{2,3}$"  # among such codes, NA is one
@@ -273,3 +274,35 @@ def has_few_names(sample: Sample, roles: Roles, name: str) -> bool:
     items, names = (pc.count_distinct(both[column]).as_py() for column in both.column_names)
     pairs = both.group_by(both.column_names).aggregate([]).num_rows
     return bool(pairs <= MOST_NAMES * items and names >= items / 2 and both.num_rows >= 2 * pairs)
+
+
+Split = Literal["leave-one-out", "global-temporal", "own"]
+Duplicates = Literal["keep", "drop-exact", "keep-first"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How rows are filtered and split; see `DataConfig`.
+
+    The default split is the source's own; else by time if the source was cleaned, has times, and
+    enough users can be asked; else leave-one-out. Dates are unix seconds.
+    """
+
+    duplicates: Duplicates = "drop-exact"
+    min_rating: float | None = None
+    k_core: int = 0
+    split: Split | None = None
+    ratio: tuple[float, float] = (0.8, 0.1)
+    dates: tuple[int, int] | None = None
+    clean: CleanConfig = field(default_factory=CleanConfig)
+    roles: Mapping[str, Role] = field(default_factory=dict)
+
+
+def decided_rules(rules: Rules) -> tuple[str, ...]:
+    """The rules of cleaning of which the settings say what they remove."""
+    decided = []
+    if rules.clean.negative_rating is not None:
+        decided.append("low_ratings_dropped")
+    if "negative" in rules.roles.values():
+        decided.append("negative_events_dropped")
+    return (*decided, "events_before_negative_dropped") if decided else ()

@@ -17,6 +17,7 @@ from recsys.data import column_candidates as candidates
 from recsys.data import returns
 from recsys.data.availability import each
 from recsys.data.cleaning import has_few_names, is_no_id, is_of_items, is_placeholder
+from recsys.data.column_candidates import unknown
 from recsys.data.column_words import (
     EVENT_FIELDS,
     EVENT_WORDS,
@@ -45,7 +46,6 @@ from recsys.data.sample import (
 )
 from recsys.data.texts import as_text, examples
 from recsys.data.time_formats import TimeRules
-from recsys.data.unknown_columns import unknown
 from recsys.errors import DataError
 from recsys.event_names import normalised
 

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recsys.data.cleaning import Duplicates
 from recsys.data.raw import EVENT_COLUMNS
 from recsys.data.report import RULES
-from recsys.data.rules import Duplicates
 from recsys.errors import DataError
 
 PART_ROWS = 1 << 22  # rows of users that are processed together; one long user may exceed it

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from recsys.data.cleaning import Rules
 from recsys.data.engine import Prepared, collect
 from recsys.data.raw import EVENT_COLUMNS, RawData, events_table
 from recsys.data.report import Report, sentence
-from recsys.data.rules import Rules
 from recsys.data.texts import each_value
 from recsys.dataset import PAIR, Dataset, Disliked
 from recsys.errors import DataError

@@ -15,12 +15,11 @@ from recsys.config import as_dict, internal, section
 from recsys.config import build as build_section
 from recsys.data import engine, growth, synthetic
 from recsys.data import report as reports
-from recsys.data.cleaning import CleanConfig
+from recsys.data.cleaning import CleanConfig, Duplicates, Rules, Split
 from recsys.data.engine import Prepared
 from recsys.data.raw import Columns, EventStream, ReaderConfig
 from recsys.data.readers import READERS
 from recsys.data.report import Report, sentence
-from recsys.data.rules import Duplicates, Rules, Split
 from recsys.data.synthetic import SyntheticConfig
 from recsys.data.time_formats import TimeUnit
 from recsys.dataset import Dataset

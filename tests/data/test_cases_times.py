@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from recsys.data import growth
-from recsys.data.cleaning import CleanConfig
-from recsys.data.rules import Rules
+from recsys.data.cleaning import CleanConfig, Rules
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, DataError
 from recsys.retraining.news import settings_of_data

@@ -19,9 +19,9 @@ from recsys.artifacts import verify
 from recsys.config import Settings
 from recsys.data import event_table
 from recsys.data.cleaning import CleanConfig
+from recsys.data.engine import statistics
 from recsys.data.prepare import DataConfig, build, stage
 from recsys.data.raw import items_table
-from recsys.data.stats import statistics
 from recsys.dataset import Dataset, event_files
 from recsys.errors import ConfigError, DataError, RecsysError
 from recsys.pipeline import Context

@@ -8,8 +8,7 @@ import pytest
 
 from recsys.availability import available_items
 from recsys.data import growth
-from recsys.data.cleaning import CleanConfig
-from recsys.data.rules import Rules
+from recsys.data.cleaning import CleanConfig, Rules
 from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked
 from recsys.errors import DataError
 from recsys.interactions import Behaviour, Interactions

@@ -13,8 +13,8 @@ import pytest
 from reader_suite import table
 
 from recsys.data import growth
+from recsys.data.cleaning import Rules
 from recsys.data.grouped_rows import columns_of_orders
-from recsys.data.rules import Rules
 from recsys.data.service_lines import ServiceLines
 from recsys.errors import DataError
 

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from recsys import cli
 from recsys.artifacts import Workspace
 from recsys.data import growth
+from recsys.data.cleaning import Rules
 from recsys.data.columns import check_new_columns, mapped
 from recsys.data.returns import forms_of_pieces, read_pieces
-from recsys.data.rules import Rules
 from recsys.data.sample import Sample
 from recsys.data.service_lines import says
 from recsys.data.sources import find_tables
