@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
 from datetime import date, datetime, time, timedelta
@@ -23,6 +24,11 @@ EVENTS, NO_ROWS = ("user", "item", "timestamp"), "no rows"
 MARKS = {"is_return": "returns", "is_cancelled": "cancelled orders"}
 MOST_DIGITS, LOST = 10**15, ".0"  # longer numbers have lost digits, and end as floating numbers do
 DAY_AND_MONTH, FEW_DATES = re.compile(r"\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}\b"), 3
+# A cell of some styles with a number, perhaps that of a formula: its tag, its style and its number.
+CELL = (
+    r'(<(?:\w+:)?c\b(?=[^>]*\ss="({})")(?![^>]*\st=)[^>]*[^/])'
+    r"(>(?:<(?:\w+:)?f\b[^<]*(?:</[^>]*>)?)?<(?:\w+:)?v>)(\d{{1,15}})<"
+)
 SUFFIXES = (".xlsx", ".xlsm", ".xls", ".ods")
 
 
@@ -34,10 +40,10 @@ def is_spreadsheet(path: Path) -> bool:
 def read_spreadsheet(path: Path) -> pa.Table:
     """The rows of the first sheet with rows, and of the sheets with the same names of columns.
 
-    A whole number of at most 15 digits has no decimal place, and times are ISO texts. Lines with
-    fewer values above the names of the columns are no part of the table. What is not read is said
-    in the terminal. Where some sheets are called returns, or cancelled orders, a column such as
-    `is_return` says so of their rows.
+    A whole number of at most 15 digits has no decimal place, or the zeros of its format, and times
+    are ISO texts. Lines with fewer values above the names of the columns are no part of the table.
+    What is not read is said in the terminal. Where some sheets are called returns, or cancelled
+    orders, a column such as `is_return` says so of their rows.
 
     Raises:
         DataError: no readable spreadsheet, or no sheet with two rows.
@@ -56,7 +62,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
     others: dict[str, str] = {}  # why they are not read
     above: list[str] = []
     try:
-        workbook = CalamineWorkbook.from_path(str(path))
+        workbook = CalamineWorkbook.from_object(_as_shown(path))
         for name in workbook.sheet_names:
             sheet = workbook.get_sheet_by_name(name).to_python(skip_empty_area=True)
             filled = [row for row in sheet if any(cell != "" for cell in row)]
@@ -95,7 +101,6 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
     for description, names in (
         ("sheets that are hidden or have other columns", [f"{n} ({others[n]})" for n in others]),
         ("lines above the names of the columns", above),
-        ("zeros at the start of numbers with the format", _formats_with_zeros(path)),
     ):
         if names:
             say(
@@ -124,14 +129,26 @@ def _check_days(path: Path, rows: list[list[Any]]) -> None:
             raise DataError(sentence("swapped_days", path=path, name=name, **said))
 
 
-def _formats_with_zeros(path: Path) -> list[str]:
-    """The formats of numbers such as 0000 that a workbook uses: 1 is shown as 0001 there."""
+def _as_shown(path: Path) -> Any:
+    """What the reader opens: numbers are texts in it where their format is of zeros, as 00042."""
     try:
         with zipfile.ZipFile(path) as parts:
             styles = parts.read("xl/styles.xml").decode()
+            codes = dict(re.findall(r'numFmtId="(\d+)" formatCode="(00+)"', styles))
+            cells = styles.partition("cellXfs")[2].partition("cellXfs")[0]
+            formats = re.findall(r'<(?:\w+:)?xf\b[^>]*?numFmtId="(\d+)"', cells)
+            zeros = {str(n): len(codes[key]) for n, key in enumerate(formats) if key in codes}
+            contents = {name: parts.read(name) for name in parts.namelist() if zeros}
     except (zipfile.BadZipFile, KeyError):
-        return []
-    return sorted(set(re.findall('formatCode="(00+)"', styles)))
+        return str(path)
+    number = CELL.format("|".join(zeros))
+    with zipfile.ZipFile(made := io.BytesIO(), "w") as parts:
+        for name, content in contents.items():
+            text = content.decode() if name.startswith("xl/worksheets/") else ""
+            text = re.sub(number, lambda m: f'{m[1]} t="str"{m[3]}{m[4].zfill(zeros[m[2]])}<', text)
+            parts.writestr(name, text or content)
+    made.seek(0)
+    return made if zeros else str(path)
 
 
 def _text(cell: Any) -> str | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reader_suite import write_xlsx
 from typer.testing import CliRunner
 
 from recsys import cli
@@ -519,49 +520,6 @@ def test_the_command_for_a_json_list_works(
     data = run(raw / "e-lines.jsonl")
     assert len(data.interactions) == 240
     assert set(data.items["price"].to_pylist()) == {8.5, 9.5}
-
-
-def write_xlsx(path: Path, sheets: dict[str, list[list[object]]]) -> Path:
-    """A minimal workbook; numbers above 40,000 with a fraction are times."""
-    ns = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
-    rel = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
-
-    def cell(value: object) -> str:
-        if isinstance(value, str):
-            return f'<c t="inlineStr"><is><t>{value}</t></is></c>'
-        style = ' s="1"' if isinstance(value, float) and value > 40_000 else ""
-        return f"<c{style}><v>{value}</v></c>"
-
-    parts = {
-        "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/'
-        'content-types"><Default Extension="xml" ContentType="application/xml"/><Default '
-        'Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
-        "</Types>",
-        "_rels/.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/'
-        f'relationships"><Relationship Id="r1" Type="{rel}/officeDocument" Target="xl/workbook.xml"'
-        "/></Relationships>",
-        "xl/workbook.xml": f'<workbook {ns} xmlns:r="{rel}"><sheets>'
-        + "".join(f'<sheet name="{n}" sheetId="{k}" r:id="r{k}"/>' for k, n in enumerate(sheets, 1))
-        + "</sheets></workbook>",
-        "xl/_rels/workbook.xml.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/'
-        'package/2006/relationships">'
-        + "".join(
-            f'<Relationship Id="r{k}" Type="{rel}/worksheet" Target="worksheets/sheet{k}.xml"/>'
-            for k in range(1, len(sheets) + 1)
-        )
-        + f'<Relationship Id="rs" Type="{rel}/styles" Target="styles.xml"/></Relationships>',
-        "xl/styles.xml": f'<styleSheet {ns}><cellXfs><xf numFmtId="0"/><xf numFmtId="22"/>'
-        "</cellXfs></styleSheet>",
-    }
-    for k, rows in enumerate(sheets.values(), 1):
-        lines = "".join(f"<row>{''.join(map(cell, row))}</row>" for row in rows)
-        parts[f"xl/worksheets/sheet{k}.xml"] = (
-            f"<worksheet {ns}><sheetData>{lines}</sheetData></worksheet>"
-        )
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in parts.items():
-            archive.writestr(name, text)
-    return path
 
 
 def test_a_spreadsheet_is_read_with_all_its_sheets_of_events(run: Run, raw: Path) -> None:

@@ -7,19 +7,17 @@ import gzip
 import json
 import shlex
 import time
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from reader_suite import table
+from reader_suite import table, write_xlsx
 from typer.testing import CliRunner
 
 from recsys import cli
 from recsys.config import Settings
-from recsys.data.spreadsheets import _formats_with_zeros
 from recsys.data.time_formats import TimeRules, read_moments
 from recsys.dataset import Dataset
 from recsys.errors import DataError
@@ -113,14 +111,11 @@ def test_a_code_beside_a_title_is_the_item(shop, roles, code, title):
         assert "000" in shop(text).data.item_ids
 
 
-@pytest.mark.parametrize(
-    ("formats", "told"), [(["0000", "General"], ["0000"]), (["0", "0.00", "dd.mm.yy"], [])]
-)
-def test_formats_that_show_zeros_which_are_not_stored_are_found(tmp_path, formats, told):
-    with zipfile.ZipFile(tmp_path / "a.xlsx", "w") as parts:
-        styles = "".join(f'<numFmt numFmtId="170" formatCode="{form}"/>' for form in formats)
-        parts.writestr("xl/styles.xml", f"<styleSheet><numFmts>{styles}</numFmts></styleSheet>")
-    assert _formats_with_zeros(tmp_path / "a.xlsx") == told
+def test_ids_of_a_spreadsheet_have_the_zeros_that_it_shows(shop, tmp_path):
+    rows = [[f"u{n % 9}", b"%d" % (42 + n % 7), 45_000.5 + n] for n in range(90)]
+    path = write_xlsx(tmp_path / "a.xlsx", {"a": [["Customer ID", "SKU", "Date"], *rows]})
+    found = shop(path.read_bytes(), file="a.xlsx")
+    assert sorted(found.data.item_ids) == [f"000{n}" for n in range(42, 49)]
 
 
 # Times

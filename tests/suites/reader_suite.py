@@ -6,6 +6,7 @@ A reader gets these tests by a subclass.
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,52 @@ damage = st.tuples(st.floats(0, 1), st.integers(0, 3), st.binary(max_size=3))
 def table(head: str, rows: Iterable[Iterable[object]], mark: str = ",") -> str:
     """The text of a table: its line of names, and a line for each row."""
     return "\n".join([head, *(mark.join(map(str, row)) for row in rows)]) + "\n"
+
+
+def write_xlsx(path: Path, sheets: dict[str, list[list[object]]]) -> Path:
+    """A minimal workbook; numbers above 40,000 with a fraction are times, and bytes show zeros."""
+    ns = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    rel = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+
+    def cell(value: object) -> str:
+        if isinstance(value, str):
+            return f'<c t="inlineStr"><is><t>{value}</t></is></c>'
+        style = ' s="1"' if isinstance(value, float) and value > 40_000 else ""
+        if isinstance(value, bytes):  # a number with the format 00000
+            style, value = ' s="2"', value.decode()
+        return f"<c{style}><v>{value}</v></c>"
+
+    parts = {
+        "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/'
+        'content-types"><Default Extension="xml" ContentType="application/xml"/><Default '
+        'Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+        "</Types>",
+        "_rels/.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/'
+        f'relationships"><Relationship Id="r1" Type="{rel}/officeDocument" Target="xl/workbook.xml"'
+        "/></Relationships>",
+        "xl/workbook.xml": f'<workbook {ns} xmlns:r="{rel}"><sheets>'
+        + "".join(f'<sheet name="{n}" sheetId="{k}" r:id="r{k}"/>' for k, n in enumerate(sheets, 1))
+        + "</sheets></workbook>",
+        "xl/_rels/workbook.xml.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/'
+        'package/2006/relationships">'
+        + "".join(
+            f'<Relationship Id="r{k}" Type="{rel}/worksheet" Target="worksheets/sheet{k}.xml"/>'
+            for k in range(1, len(sheets) + 1)
+        )
+        + f'<Relationship Id="rs" Type="{rel}/styles" Target="styles.xml"/></Relationships>',
+        "xl/styles.xml": f'<styleSheet {ns}><numFmts><numFmt numFmtId="170" formatCode="00000"/>'
+        '</numFmts><cellXfs><xf numFmtId="0"/><xf numFmtId="22"/><xf numFmtId="170"/></cellXfs>'
+        "</styleSheet>",
+    }
+    for k, rows in enumerate(sheets.values(), 1):
+        lines = "".join(f"<row>{''.join(map(cell, row))}</row>" for row in rows)
+        parts[f"xl/worksheets/sheet{k}.xml"] = (
+            f"<worksheet {ns}><sheetData>{lines}</sheetData></worksheet>"
+        )
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text)
+    return path
 
 
 class ReaderSuite:
