@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -171,7 +172,8 @@ class TakenBack:
         """Masks of rows that were returned, and cancelled, and the lines of returns themselves."""
         returned: list[pa.ChunkedArray] = []
         cancelled: list[pa.ChunkedArray] = []
-        lines: pa.ChunkedArray | pa.Scalar = pa.scalar(False)
+        lines: Any = pa.scalar(False)
+        refused = agreed = lines
         for role, match in self.roles.items():
             kind, _, form = role.partition(" ")
             if kind not in ("taken_back", "order_status") or form.startswith(("pieces", "total")):
@@ -195,21 +197,30 @@ class TakenBack:
             if kind == "taken_back" and is_line and not is_state:
                 returned.append(returns.read_taken_back(said))
                 lines = pc.or_(lines, returned[-1])
+                agreed = pc.or_(agreed, returned[-1]) if returns.is_mark(form) else agreed
                 continue
+            rows = cancelled if returns.is_cancellation(match.column) else returned
             if kind == "taken_back":
-                rows = cancelled if returns.is_cancellation(match.column) else returned
                 rows.append(returns.read_taken_back(said))
-                continue
-            state = returns.read_order_status(said)
-            for name, rows in (("returned", returned), ("cancelled", cancelled)):
-                rows.append(pc.fill_null(pc.equal(state, name), False))
-            lines = pc.or_(lines, returned[-1]) if form.endswith("line") else lines
+            else:
+                state = returns.read_order_status(said)
+                for name, rows in (("cancelled", cancelled), ("returned", returned)):
+                    rows.append(pc.fill_null(pc.equal(state, name), False))
+                lines = pc.or_(lines, returned[-1]) if form.endswith("line") else lines
+            if rows is returned and not form.startswith(("amount", "number")):
+                refused = pc.or_(refused, each(said, returns.says_no))
+                agreed = pc.or_(agreed, returned[-1])
         for kind, rows in (("returns", returned), ("cancelled orders", cancelled)):
             if kind in self.files.values():
                 is_kind = self.files.get(path) == kind
                 rows.append(pa.chunked_array([np.full(len(column["item"]), is_kind)]))
         if "returns" in self.files.values():
             lines = pc.or_(lines, returned[-1])
+        # A line of a return that was refused is none, and no purchase either.
+        refused = pc.and_(lines, pc.and_not(refused, agreed))
+        if pc.any(refused).as_py():
+            returned = [pc.and_not(rows, refused) for rows in returned]
+            cancelled, lines = [*cancelled, refused], pc.and_not(lines, refused)
         return returned, cancelled, lines
 
     def pieces_left(

@@ -113,6 +113,16 @@ def kind_of_file(name: str, columns: Sequence[str] | None = None) -> str | None:
     return "cancelled orders" if is_cancellation(name) else None
 
 
+def says_no(text: str) -> bool:
+    """Whether an answer or a state says that a row was not taken back.
+
+    >>> [says_no(text) for text in ("nein", "Return rejected", "abgelehnt", "yes", "refunded", "")]
+    [True, True, True, False, False, False]
+    """
+    refused = is_denied(text) or not DENIED.isdisjoint(words_of(text))
+    return refused or plain_answer(text) is False
+
+
 def says_kept(name: str, texts: pa.ChunkedArray) -> bool:
     """Whether some values of a column beside returns say that a row was not taken back.
 

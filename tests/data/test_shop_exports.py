@@ -594,14 +594,18 @@ def test_a_sheet_before_the_orders_is_not_read(run: Run, raw: Path, name: str) -
 @pytest.mark.parametrize(
     ("name", "back", "cancelled"),
     [("returns", 9, 0), ("Retouren", 9, 0), ("Refunds 2026", 9, 0), ("more", 0, 0),
-     ("sales and returns", 0, 0), ("cancelled_orders", 0, 9), ("orders annulés", 0, 9)],
+     ("sales and returns", 0, 0), ("cancelled_orders", 0, 9), ("orders annulés", 0, 9),
+     ("returns:returned:Yes:No", 6, 3), ("Retouren:Retoure:Ja:Nein", 6, 3), ("resi:reso:1:0", 6, 3),
+     ("retours:status:refunded:return rejected:paid", 6, 3), ("devoluciones:devuelto::no", 6, 3)],
 )  # fmt: skip
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_a_sheet_or_a_file_called_returns_beside_sales_holds_returns(
     run: Run, raw: Path, name: str, back: int, cancelled: int, is_folder: bool
 ) -> None:
-    header: list[object] = ["Customer ID", "StockCode", "InvoiceDate"]
-    rows = [[n % 9, f"P{n % 7}", 1_700_000_000 + 9000 * n] for n in range(189)]
+    name, column, yes, no, usual = [*name.split(":"), "", "", "", ""][:5]
+    header: list[object] = ["Customer ID", "StockCode", "InvoiceDate", column or "reason"]
+    told = [usual if n < 180 else yes if n % 3 else no for n in range(189)]
+    rows = [[n % 9, f"P{n % 7}", 1_700_000_000 + 9000 * n, text] for n, text in enumerate(told)]
     sheets = {"all sales": [header, *rows[:180]], name: [header, *rows[180:]]}
     path = raw / "shop"
     if is_folder:
