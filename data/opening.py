@@ -37,7 +37,8 @@ BATCH = 1 << 18  # rows read at a time from a Parquet file
 MOST_COLUMNS = 2000  # each is looked at for every role
 HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and columns
 DROPPED_S = 60  # Arrow's thread reads at most one more block
-POLISH = re.compile(r"[a-zà-öø-ÿ][³¹¿Ÿ][a-zà-öø-ÿ]|\bz³\b|œæ")  # ł, ą, ż, ź and ść of Windows-1250
+# ł, ą, ż, ź and ść of Windows-1250 in words, which neither 10m³x nor m³h are.
+POLISH = re.compile(r"(?<!\w)(?![cdk]?m[³¹]\w?\b)[^\W\d]*[a-zà-öø-ÿ][³¹¿Ÿ][a-zà-öø-ÿ]|\bz³\b|œæ")
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}

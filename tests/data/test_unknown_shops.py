@@ -1438,8 +1438,9 @@ def test_pieces_below_1_in_a_list_are_refused(shop):
 
 @pytest.mark.parametrize(
     ("encoding", "title"),
-    [("cp1250", "Żółta piłka {}"), ("cp1250", "Dość żółta {} zł"), ("cp1252", "Größe 5 m³ à {}")],
-)
+    [("cp1250", "Żółta piłka {}"), ("cp1250", "Dość żółta {} zł"), ("cp1252", "Größe 5 m³ à {}"),
+     ("cp1252", "Fass 10m³x {}"), ("cp1252", "Pumpe 5 m³h {}")],
+)  # fmt: skip
 def test_titles_in_polish_have_their_letters(shop, encoding, title):
     items = table("item;title", [(f"p{n}", title.format(n)) for n in range(11)], ";")
     found = shop(events(), items.encode(encoding))
