@@ -24,7 +24,7 @@ from recsys.training import retrieval
 
 STAGES = ("sasrec", "ids", "target", "draft", "retrieval", "bundle")
 TRAINED = {
-    "min_steps": 0, "max_steps": 8, "max_minutes": None, "evaluate_every": 0,
+    "min_steps": 0, "max_steps": 3, "max_minutes": None, "evaluate_every": 0,
     "precision": "float32",
 }  # fmt: skip
 SMALL = {"hidden_size": 32, "intermediate_size": 64}
