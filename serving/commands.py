@@ -15,8 +15,8 @@ def serve(
     histories: Annotated[
         Path | None,
         typer.Option(
-            help="Data set whose histories are imported at the first start (default: the data set "
-            "of the bundle's name)."
+            help="Data set whose histories are imported, once for each of its versions (default: "
+            "the data set of the bundle's name)."
         ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address (default 127.0.0.1).")] = None,

@@ -243,10 +243,9 @@ class Entrance:
             except Exception as error:
                 if not isinstance(error, DeadlineExceededError | ProblemError):
                     failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
-                if status is not None:
-                    raise  # the response has begun: the connection is closed
-                response = problem_response(Request(scope), problem_of(error))
-                await response(scope, receive, send_marked)
+                if status is None:  # else the server closes the connection, as nothing more comes
+                    response = problem_response(Request(scope), problem_of(error))
+                    await response(scope, receive, send_marked)
             finally:
                 CALLER.reset(caller)
                 answered = CLIENT_CLOSED if status is None else status

@@ -100,8 +100,8 @@ class ServingSettings(BaseSettings):
             path if (path := _workspace(fields).dataset).is_dir() else None
         )
     )
-    """Canonical data set whose histories are imported at the first start; None imports nothing.
-    Default: the data set of the bundle's name, if there is one."""
+    """Canonical data set whose histories are imported at a start, once for each of its versions;
+    None imports nothing. Default: the data set of the bundle's name, if there is one."""
     store: str | Path = Field(default_factory=_default_store)
     """Store of histories and events: a SQLite file, `sqlite:///...` or `postgresql://...`. Default:
     one file for each bundle name, because user ids of different data sets are unrelated."""

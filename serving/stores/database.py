@@ -41,7 +41,7 @@ class Database(ABC):
     is_remote: ClassVar[bool]  # it may be away for a while, and is not of this program alone
     advice: ClassVar[str]  # what a person can do about a failure
     insert: ClassVar[Any]  # the dialect's form of `sqlalchemy.insert`
-    json_list: ClassVar[str]  # the function that makes a list in JSON of a column's values
+    json_list: ClassVar[str] = "json_group_array"  # makes a list of a column's values
 
     def __init__(self, url: str, dialect: str) -> None:
         """Open the database, and make its tables where there are none.
@@ -182,12 +182,13 @@ class Database(ABC):
             version = self.state(connection, SCHEMA)
             if version != SCHEMA_VERSION:
                 raise StoreError(
-                    f"{self.place}: schema {version or 'of an older version'}, and this program "
-                    f"has {SCHEMA_VERSION}; use the recsys that wrote it, or name another place "
-                    "with --set serve.store=PLACE, where a new store begins"
+                    f"{self.place}: schema {version or 'of an older version'}, not "
+                    f"{SCHEMA_VERSION}; use the recsys that wrote it, or --set serve.store=PLACE"
                 )
             for index in EVENTS.indexes:  # a store may be older than some of them
                 index.create(connection, checkfirst=True)
+            if not self.is_remote:  # which `events_of_histories` replaces
+                connection.exec_driver_sql("DROP INDEX IF EXISTS events_counted")
         elif tables and not self.is_remote:
             raise StoreError(f"{self.place} is another program's database; {self.advice}")
         else:

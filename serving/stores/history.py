@@ -33,7 +33,7 @@ from recsys.serving.stores.seeding import replace_seed
 
 CHUNK = 50_000
 RETRY_S = 1.0  # after a part of an erasure has failed
-NEWEST = 20_000  # of a user's events, those that decide what is not recommended
+NEWEST = 5_000  # of a user's events, those that decide what is not recommended
 STORED = sa.select(*(EVENTS.c[name] for name in EVENT_COLUMNS), EVENTS.c.id)
 NEWEST_FIRST = EVENTS.c.time_ms.desc(), EVENTS.c.id.desc()
 

@@ -47,7 +47,6 @@ class SqliteDatabase(Database):
         "--set serve.store=PATH"
     )
     insert: ClassVar[Any] = staticmethod(sqlite.insert)
-    json_list: ClassVar[str] = "json_group_array"
 
     def __init__(self, path: Path) -> None:
         """Open the file, creating it where there is none."""
@@ -109,11 +108,12 @@ class SqliteDatabase(Database):
         try:
             with self._bulk_engine.connect() as connection:
                 reason = self.state(connection, LEFT_BYTES)
-            if reason is None or not (at_start or self._path.stat().st_size <= AT_ONCE_BYTES):
+            is_large = self._path.stat().st_size > AT_ONCE_BYTES
+            if reason is None or (is_large and not at_start):
                 return
             with self._bulk_engine.connect() as connection:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout = {OVERWRITE_WAIT_MS}")
-                if at_start:
+                if is_large:
                     self._engine.dispose()  # its idle connections are others, too
                     connection.exec_driver_sql("PRAGMA locking_mode = EXCLUSIVE")
                 connection.exec_driver_sql("VACUUM")

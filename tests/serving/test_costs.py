@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from recsys.serving import middleware, shared_changes
 from recsys.serving.api import operations
-from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.bodies import LARGE
 from recsys.serving.daily_figures import Tally
 from recsys.serving.event_columns import EventColumns
@@ -164,9 +163,8 @@ async def test_an_answer_that_is_not_read_by_its_deadline_is_cut_off(settings):
         if len(sent) > 1:  # the head is on its way, a part is not read
             await asyncio.Event().wait()
 
-    with pytest.raises(DeadlineExceededError):  # the server then closes the connection
-        async with asyncio.timeout(PATIENCE_S):
-            await entrance(GET | {"headers": []}, None, send)
+    async with asyncio.timeout(PATIENCE_S):  # the server then closes the connection
+        await entrance(GET | {"headers": []}, None, send)
     assert len(sent) == 2
     assert entrance._answers.taken == 0
 

@@ -302,8 +302,9 @@ async def long_texts(to: Target) -> None:
 
 
 async def histories(to: Target) -> None:
-    """Recommendations for a user with very many events that count, and their longest page."""
-    await in_turn(to, "/v1/events", [{"events": [{"user": "long", "item": "B0001"}] * 1000}])
+    """Recommendations for a user with very many events of long ids, and their longest page."""
+    events = [{"user": "long", "item": f"{FACE * 240}{place}"} for place in range(340)]
+    await in_turn(to, "/v1/events", [{"events": events}])
     page = "/v1/users/long/history?limit=1000", None
     await send_body(*random.choice([page, (RECOMMEND, {"user": "long"})]), to)
 

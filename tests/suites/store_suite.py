@@ -155,21 +155,16 @@ class StoreSuite:
             assert sum(outcome.duplicates for outcome in done) == 60
         assert stores[0].history.count() == 200
 
-    async def test_events_that_are_no_history_are_stored(self, store, event):
-        kinds = ("impression", "skip", "Remove from cart")
-        await store.history.append([event(kind, item=kind, type=kind) for kind in kinds])
-        assert await store.history.read("ada", 10) is None
-        assert [found.type for found in await store.history.events("ada", 10)] == [*reversed(kinds)]
-
     async def test_events_that_do_not_count_are_not_read_for_a_history(
         self, location, opened, event, monkeypatch
     ):
         store = opened(location)
-        kinds = ["view"] * 5 + ["impression"] * 4_000
-        await store.history.append([event(f"{n}", type=t, time_ms=n) for n, t in enumerate(kinds)])
+        shown = [event(f"{n}", type="impression", time_ms=9 + n) for n in range(4_000)]
+        await store.history.append(shown)
+        assert await store.history.read("ada", 10) is None
+        await store.history.append([event(f"v{n}", type="view", time_ms=n) for n in range(5)])
         found = await plan(store, monkeypatch, store.history.read("ada", 5_000))
-        is_remote = store.database.is_remote
-        index = "events_counted" if is_remote else "COVERING INDEX events_of_histories"
+        index = "events_counted" if store.database.is_remote else "COVERING INDEX events_of_hist"
         assert index in found, found
         assert "Removed by Filter" not in found, found
         assert len((await store.history.read("ada", 5_000)).items) == 5
@@ -591,11 +586,7 @@ class StoreSuite:
                 store.database.put_state(connection, SCHEMA, version)
 
         set_version(version)
-        name = version or "of an older version"
-        with pytest.raises(
-            StoreError,
-            match=rf"schema {name}, and this program has {SCHEMA_VERSION}; use the recsys that",
-        ):
+        with pytest.raises(StoreError, match=f"schema {version or 'of an older version'}, not"):
             open_store(location)
         set_version(SCHEMA_VERSION)
         assert (await opened(location).history.read("ada", 10)).items == ["x"]

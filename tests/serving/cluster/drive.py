@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import json
 import os
-import pkgutil
 import re
 import signal
 import socket
@@ -138,7 +137,7 @@ class Cluster:
                 "deadline_ms": PATIENCE_S * 1000,
                 "allowed_hosts": "127.0.0.1",
                 "insecure_listen": True,
-            },
+            }
         }
         application["deployments"] = [
             {"name": REPLICAS, "num_replicas": 2, "ray_actor_options": {"num_cpus": 0.5}}
@@ -149,13 +148,20 @@ class Cluster:
         return "http://127.0.0.1:{port}".format(**self.config["http_options"])
 
     def deploy(self):
-        """As `serve deploy` does it, but built here: a process of its own would import for long."""
-        from ray import serve
+        from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
-        (application,) = ServeDeploySchema(**self.config).applications
-        app = pkgutil.resolve_name(application.import_path)
-        serve.run(app(application.args), name=APPLICATION, route_prefix=application.route_prefix)
+        _get_global_client().deploy_apps(ServeDeploySchema(**self.config))
+
+    def wait(self):
+        from ray import serve
+
+        def is_running():
+            found = serve.status().applications.get(APPLICATION)
+            assert found is None or found.status != "DEPLOY_FAILED", found
+            return found is not None and found.status == "RUNNING"
+
+        asyncio.run(until(is_running))
 
 
 async def answers(client, right):
@@ -250,9 +256,13 @@ def main():
     start(ray, serve, cluster.config["http_options"])
     try:
         cluster.deploy()
+        cluster.wait()
         saw = asyncio.run(drive(cluster, right))
+        serve.delete(APPLICATION)
+        serve.shutdown()
         saw["batch"] = batch(bundles, scratch, right.k)
     finally:
+        serve.shutdown()
         ray.shutdown()
     print(json.dumps(saw))  # noqa: T201
 
