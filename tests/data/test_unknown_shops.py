@@ -121,10 +121,14 @@ def test_the_name_in_the_record_of_an_item_is_its_title(shop, form, name, record
      "Klantnummer;Nummer van de artikel;Besteldatum;Aantal;Stukprijs",
      "Código do cliente;Ref. produto;Data do pedido;Quantidade;Preço de venda",
      "Identyfikator klienta;Kod produktu;Data zamówienia;Ilość;Cena jednostkowa",
+     "Kundnr;Artikelnr;Orderdatum;Antal;Styckpris",
+     "Kundenr.;Varenummer;Ordredato;Antall;Enhetspris",
+     "Kunde-ID;Varenr.;Købsdato;Antal;Pris",
+     "Asiakasnumero;Tuotekoodi;Tilauspäivämäärä;Määrä;Yksikköhinta",
      "Customer No.;Item Code;Purchase Date;Qty ordered;Unit Price",
      "fk_customer_id;product_id_sold;event_time_utc;Qty;Price"],
 )  # fmt: skip
-def test_columns_are_recognised_in_eight_languages(roles, head):
+def test_columns_are_recognised_in_twelve_languages(roles, head):
     rows = [
         (f"C{n % 20:03d}", f"A{n * 7 % 11:03d}", f"2026-01-{1 + n % 28:02d} {n % 24:02d}:00", 1,
          "12.50") for n in range(180)
