@@ -199,8 +199,10 @@ def is_kind(sample: Sample, name: str) -> bool:
     return not is_of_a_user(name) and returns.are_kinds(sample.texts(name))
 
 
-def numbers_lines(values: pa.ChunkedArray) -> bool:
-    """Whether a column such as `Item` numbers the lines of each order, as 10, 20, 10, 20, 30."""
+def tells_no_items(values: pa.ChunkedArray) -> bool:
+    """Whether a column such as `Art` has few kinds, or `Item` numbers lines, as 10, 20, 10, 20."""
+    if len(pc.unique(values)) <= FEW_KINDS:
+        return True
     if not len(values) or share_of(values, r"^0*[1-9]\d{0,3}$") < 1:
         return False
     numbers = pc.cast(values, pa.int64()).to_numpy()

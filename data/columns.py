@@ -90,7 +90,7 @@ def recognise_events(
             )
         if role == "item" and len(ranked) > 1:
             others = [
-                pair for pair in ranked if not candidates.numbers_lines(sample.texts(pair[1]))
+                pair for pair in ranked if not candidates.tells_no_items(sample.texts(pair[1]))
             ]
             ranked = others or ranked
         if role == "item" and ranked and ranked[0][0] == len(EVENT_WORDS["item"]) - 1:

@@ -173,21 +173,6 @@ def test_a_column_by_which_nothing_is_in_stock_is_left_alone_and_named(value, sh
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "shown"),
-    [
-        ("sold_out", lambda row: ("", "soon")[row % 2], "'soon'"),
-        ("deleted", lambda row: ("", "2024-01-01")[row % 2], "'2024-01-01'"),
-    ],
-)
-def test_a_column_of_what_is_gone_is_named(column, value, shown) -> None:
-    items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", **{column: value})
-    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
-    (said,) = unread_exclusions(items, roles, {})
-    for part in (f"'{column}'", shown, "in 5 of its first rows", "'available'"):
-        assert part in said
-
-
-@pytest.mark.parametrize(
     ("column", "value", "role"),
     [
         ("sold_out", lambda row: ("False", "True")[row % 2], "unavailable"),
@@ -197,13 +182,20 @@ def test_a_column_of_what_is_gone_is_named(column, value, shown) -> None:
         ("Discontinued", lambda row: ("no", "yes", "")[row % 3], "unavailable"),
         ("hidden", "yes", None),  # nothing could be recommended
         ("deleted_at", lambda row: ("", "2024-01-01")[row % 2], "available_until"),
+        ("sold_out", lambda row: ("", "soon")[row % 2], None),
+        ("deleted", lambda row: ("", "2024-01-01")[row % 2], None),
     ],
 )
-def test_columns_of_what_is_gone_have_a_role(column, value, role) -> None:
+def test_columns_of_what_is_gone_have_a_role_or_are_named(column, value, role) -> None:
     items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", **{column: value})
     roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
     assert [name for name, found in roles.items() if found.column == column] == [role] * bool(role)
-    assert len(unread_exclusions(items, roles, {})) == (role is None)
+    said = unread_exclusions(items, roles, {})
+    assert len(said) == (role is None)
+    shown = items.texts(column)[0].as_py()
+    assert all(
+        f"{column!r} of items.csv has {shown!r} in" in s and "'available'" in s for s in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,6 +251,8 @@ def test_a_user_is_not_the_item_though_its_numbers_are() -> None:
     items = sample("items.csv", 11, id=lambda row: row, name=lambda row: f"Thing {row}")
     found = events(items=items, user_id=user, sku=item, ts=time)
     assert (found["user"].column, found["item"].column) == ("user_id", "sku")
+    kinds = events(Kundenkarte=user, EAN=item, Datum=time, Art=lambda row: "VVS"[row % 3])
+    assert kinds["item"].column == "EAN", "Art is an article or a kind"
 
 
 @pytest.mark.parametrize(
@@ -284,10 +278,7 @@ def test_ids_that_lost_their_zeros_are_refused() -> None:
         refuse_lost_zeros("item", pa.array(["10", "1", "1", "7"]), known, Path("night.csv"))
     for part in ("night.csv: 2 ids of items", "'10' and '00010'", "export the ids as text"):
         assert part in str(error.value)
-
-
-def test_ids_that_the_data_tell_apart_are_known() -> None:
-    known = pa.array(["1", "00001", "7"])
+    known = pa.array(["1", "00001", "7"])  # which the data tell apart
     refuse_lost_zeros("user", pa.array(["1", "00001", "7"]), known, Path("night.csv"))
     with pytest.raises(DataError, match="'007' and '7'"):
         refuse_lost_zeros("user", pa.array(["007"]), known, Path("night.csv"))
