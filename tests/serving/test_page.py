@@ -325,9 +325,11 @@ def test_the_page_waits_for_the_model_and_asks_for_a_key(visit):
     listed(page)
 
     refused = problem("unauthenticated", 401, "Send a key.")
-    page = visit(problems=True, routes={"**/v1/**": lambda route: route.fulfill(**refused)})
-    expect(page.locator("#key")).to_be_visible()
-    expect(page.locator(".view.recommend [role=alert]")).to_contain_text("Send a key.")
+    routes = {"**/v1/**": lambda route: route.fulfill(**refused)}
+    for view in ("recommend", "compare", "today"):
+        page = visit(f"view={view}", problems=True, routes=routes)
+        expect(page.locator("#key")).to_be_visible()
+        expect(page.locator(f".view.{view} [role=alert]")).to_contain_text("Send a key.")
 
 
 def test_a_key_stays_in_the_tab_and_out_of_the_address(visit):
