@@ -201,7 +201,7 @@ def is_kind(sample: Sample, name: str) -> bool:
 
 def tells_no_items(values: pa.ChunkedArray) -> bool:
     """Whether a column such as `Art` has few kinds, or `Item` numbers lines, as 10, 20, 10, 20."""
-    if len(pc.unique(values)) <= FEW_KINDS:
+    if len(pc.unique(values)) <= FEW_KINDS and not share_of(values, r"\d"):
         return True
     if not len(values) or share_of(values, r"^0*[1-9]\d{0,3}$") < 1:
         return False
