@@ -18,7 +18,7 @@ from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
 from recsys.data.files import Damage
 from recsys.data.first_rows import FirstRows
-from recsys.data.grouped_rows import LINE, OfOrders, filled_down, with_lines
+from recsys.data.grouped_rows import LINE, OfOrders, filled_down, with_lines, with_stores
 from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import FIELDS, LATEST, ItemCleaner, ItemFields, ids_of_names
 from recsys.data.numbers import read_ratings
@@ -155,7 +155,7 @@ class EventReader:
                 file.path, self.config.clean, rules, self.report, self.first.service
             )
             rows = file.batches(None if counts else used, damage)
-            rows = filled_down(rows, self.of_orders, self.report)
+            rows = with_stores(filled_down(rows, self.of_orders, self.report), self.roles)
             for batch in with_lines(rows, used, file) if counts else rows:
                 table = _without_open_quotes(batch, self.roles, file, damage, lines=lines)
                 table = self._split(table)
@@ -320,7 +320,8 @@ class EventReader:
     def _ids_of_names(self, files: list[TableFile], role: str, name: str) -> pa.Table:
         """Read the ids and names of all rows, so that those without an id may have one."""
         other = replace(self, report=Report(), forms=IdForms(Report()))
-        columns = {n: self.roles[n].column for n in (role, name, "item")}
+        names = (role, name, "item", *({"store", "session"} & self.roles.keys()))
+        columns = {n: self.roles[n].column for n in names}
         nobody = pa.array(self.first.nobody, pa.string())
 
         def ids(part: pa.Table, path: Path) -> pa.ChunkedArray:
@@ -331,7 +332,7 @@ class EventReader:
             pa.table([as_strings(part[columns[name]], name, file.path), ids(part, file.path)],
                      ["name", "id"])
             for file in files
-            for part in map(other._split, file.batches(columns.values()))
+            for part in map(other._split, with_stores(file.batches(columns.values()), self.roles))
         )  # fmt: skip
 
     def _orders_taken_back(self, files: list[TableFile], used: set[str]) -> pa.Array:
@@ -343,7 +344,7 @@ class EventReader:
         for file in files:
             path, rules = file.path, self.times[file.path]
             cleaner = RowCleaner(path, self.config.clean, rules, other.report)
-            for rows in file.batches(used):
+            for rows in with_stores(file.batches(used), self.roles):
                 orders, items = (as_strings(rows[name], "item", path) for name in names)
                 rows = rows.set_column(rows.column_names.index(names[1]), names[1], orders)
                 rows = rows.filter(pc.and_not(is_no_id(items), is_no_id(orders)))
