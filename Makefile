@@ -34,8 +34,9 @@ serve: install ## serve what quickstart made, on http://127.0.0.1:8000
 # The tests start many processes: each would compile the sources anew if none could keep them.
 TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python
 
-# One more than there are cores: some tests wait for processes and clocks.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# One more than there are cores, since some tests wait for processes and clocks; nproc counts threads
+# of OpenMP where their number is set.
+WORKERS ?= $(shell expr $$(env -u OMP_NUM_THREADS nproc) + 1)
 test: install-dev ## all tests (CPU, offline), side by side
 	$(TESTING) -m pytest -n $(WORKERS) --dist worksteal --durations 25
 
