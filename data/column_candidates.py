@@ -131,9 +131,11 @@ def titles_under_names_of_items(sample: Sample, roles: Roles, role: str) -> list
 def check_names(sample: Sample, named: Iterable[str]) -> None:
     """Refuse names that several columns have."""
     for name in named:
-        if (times := sample.counts[name]) > 1:
-            said = f"{times} columns are called {name!r}; rename all but one"
-            raise DataError(f"{sample.path}: {said}")
+        if sample.counts[name] > 1:
+            times = sample.counts[name]
+            raise DataError(
+                f"{sample.path}: {times} columns are called {name!r}; rename all but one"
+            )
 
 
 def unnamed(sample: Sample, roles: Roles, words: Mapping[str, Groups]) -> list[tuple[int, str]]:
@@ -343,12 +345,13 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
         if rank(name, groups) is not None and unique:
             return sentence("never_twice", description=description, name=name), name
     distinct = {name: pc.count_distinct(values).as_py() for name, values in free.items()}
+    rules = TimeRules("auto", "UTC", None, 0)
     repeated = [
         name
         for name, values in free.items()
         if 1 < distinct[name] < len(values)
         and share_of(values, NO_IDS) < SURE_SHARE
-        and (share_of(values, r"^\d+$") or share_of_times(values)[1] < SURE_SHARE)
+        and (share_of(values, r"^\d+$") or share_of_times(values, rules)[1] < SURE_SHARE)
     ]
     kinds = ("users", "guests") if role == "user" else ("items", "maybe_items")
     nouns = [noun for kind in kinds for noun in words(kind) if len(noun) > 3 or noun == "sku"]
@@ -381,8 +384,9 @@ def _without_time(sample: Sample, roles: Roles) -> tuple[str, str]:
     like.sort(key=lambda name: filled[name] < SHARE_OF_TIMES)
     reason = "no column holds the time of the events"
     if not like or filled[like[0]] < SHARE_OF_TIMES:
+        rules = TimeRules("auto", "UTC", None, 0)
         for name in (n for n in free if sample.counts[n] == 1):
-            times = share_of_times(sample.table[name])[1]
+            times = share_of_times(sample.table[name], rules)[1]
             if is_of_later(name) and filled[name] * times >= SHARE_OF_TIMES:
                 return f"{reason}: by its name, {name!r} says when something else happened", name
     if not like:

@@ -17,7 +17,6 @@ from recsys.errors import DataError
 
 # In dates like 26-01-05, so few first and so many last numbers show that the year is the first.
 FEW_YEARS, MANY_DAYS = 3, 10
-AUTO = TimeRules("auto", "UTC", None, 0)
 NO_TEXTS = pa.chunked_array([], pa.string())
 ABOVE_12 = r"(1[3-9]|2\d|3[01])(\D|$)"
 DAY_SECOND, DAY_THIRD = (r"^\s*\d{4}[-/.]" + part + ABOVE_12 for part in ("", r"\d{1,2}[-/.]"))
@@ -156,7 +155,7 @@ def orders_of_days(
     }
 
 
-def share_of_times(column: pa.ChunkedArray, rules: TimeRules = AUTO) -> tuple[float, float]:
+def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, float]:
     """The share of the values that are times, and the share that are possible times of events."""
     filled = column.filter(pc.is_valid(column))
     if pa.types.is_string(filled.type):

@@ -18,7 +18,7 @@ from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
 from recsys.data.files import Damage
 from recsys.data.first_rows import FirstRows
-from recsys.data.grouped_rows import LINE, OfOrders, filled_down, with_lines, with_stores
+from recsys.data.grouped_rows import LINE, OfOrders, filled_down, with_lines
 from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import FIELDS, LATEST, ItemCleaner, ItemFields, ids_of_names
 from recsys.data.numbers import read_ratings
@@ -155,7 +155,7 @@ class EventReader:
                 file.path, self.config.clean, rules, self.report, self.first.service
             )
             rows = file.batches(None if counts else used, damage)
-            rows = with_stores(filled_down(rows, self.of_orders, self.report), self.roles)
+            rows = filled_down(rows, self.of_orders, self.report)
             for batch in with_lines(rows, used, file) if counts else rows:
                 table = _without_open_quotes(batch, self.roles, file, damage, lines=lines)
                 table = self._split(table)
@@ -320,8 +320,7 @@ class EventReader:
     def _ids_of_names(self, files: list[TableFile], role: str, name: str) -> pa.Table:
         """Read the ids and names of all rows, so that those without an id may have one."""
         other = replace(self, report=Report(), forms=IdForms(Report()))
-        names = (role, name, "item", *({"store", "session"} & self.roles.keys()))
-        columns = {n: self.roles[n].column for n in names}
+        columns = {n: self.roles[n].column for n in (role, name, "item")}
         nobody = pa.array(self.first.nobody, pa.string())
 
         def ids(part: pa.Table, path: Path) -> pa.ChunkedArray:
@@ -332,7 +331,7 @@ class EventReader:
             pa.table([as_strings(part[columns[name]], name, file.path), ids(part, file.path)],
                      ["name", "id"])
             for file in files
-            for part in map(other._split, with_stores(file.batches(columns.values()), self.roles))
+            for part in map(other._split, file.batches(columns.values()))
         )  # fmt: skip
 
     def _orders_taken_back(self, files: list[TableFile], used: set[str]) -> pa.Array:
@@ -344,7 +343,7 @@ class EventReader:
         for file in files:
             path, rules = file.path, self.times[file.path]
             cleaner = RowCleaner(path, self.config.clean, rules, other.report)
-            for rows in with_stores(file.batches(used), self.roles):
+            for rows in file.batches(used):
                 orders, items = (as_strings(rows[name], "item", path) for name in names)
                 rows = rows.set_column(rows.column_names.index(names[1]), names[1], orders)
                 rows = rows.filter(pc.and_not(is_no_id(items), is_no_id(orders)))

@@ -36,9 +36,9 @@ from recsys.data.files import Damage
 from recsys.data.json_lines import is_of_items, list_of_items
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import Report, sentence
-from recsys.data.sample import SAMPLE_ROWS, SURE_SHARE, Found, Roles, Sample, free_columns, share_of
+from recsys.data.sample import SAMPLE_ROWS, SURE_SHARE, Sample, share_of
 from recsys.data.texts import as_text, examples
-from recsys.data.time_formats import TimeRules, read_moments
+from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 from recsys.event_names import normalised, words_of
 
@@ -47,7 +47,6 @@ DATE, CLOCK = r"\d[-/.:]\d", r":|^\d{9,}"
 MOST_FURTHER, LEAST_FIRST = 0.1, 0.5  # shares of the further and of the first lines with a value
 STATES = ("order_status", "taken_back")
 OF_ITEMS = (*EVENT_FIELDS.values(), *(EVENT_WORDS[role] for role in ("item", "quantity", "rating")))
-APART_S, MOST_APART = 3600, 0.5  # seconds between orders with one number, and share of these
 LEAST_BLANK = 0.2  # share of the rows that are below the first line of their order
 
 
@@ -127,51 +126,13 @@ def columns_of_orders(rows: pa.Table) -> OfOrders:
     return OfOrders([])
 
 
-def store_of_numbers(sample: Sample, roles: Roles, rules: TimeRules) -> Roles:
-    """The role `store` of a column of stores, or tills, whose orders have the same numbers.
-
-    The orders of most such numbers then differ in their time, user and items. Lines of one order
-    may be of several stores, too, and one store may take back what another has sold.
-    """
-    if not {"session", "timestamp"} <= roles.keys():
-        return {}
-    names = [roles[role].column for role in ("session", "user", "item", "timestamp")]
-    texts = (as_text(sample.table[name]) for name in names[:3])
-    columns = [pc.if_else(is_no_id(column), None, column) for column in texts]
-    columns.append(read_moments(sample.table[names[3]], rules).second)
-    rows = pa.table(columns, ["session", "user", "item", "time"]).to_pandas()
-    stores = (n for n in free_columns(sample, roles) if rank(n, EVENT_WORDS["store"]) is not None)
-    for name in (n for n in stores if len(sample.texts(n)) == len(rows) and sample.counts[n] == 1):
-        rows["store"] = as_text(sample.table[name]).to_pandas()
-        numbers = rows.groupby("session").nunique()
-        of_stores = rows.groupby(["session", "store"]).agg({"time": "min", "item": "nunique"})
-        of_stores = of_stores.groupby("session").agg({"time": ["min", "max"], "item": "sum"})
-        apart = of_stores["time", "max"] - of_stores["time", "min"] >= APART_S
-        other_users = (numbers["user"] != 1) | (names[0] == names[1])
-        apart &= other_users & (of_stores["item", "sum"] == numbers["item"])
-        if apart[numbers["store"] > 1].mean() > MOST_APART:
-            return {"store": Found(name, "its numbers of orders are those of others, too")}
-    return {}
-
-
-def with_stores(parts: Iterable[pa.Table], roles: Roles) -> Iterator[pa.Table]:
-    """The rows, with the store before the number of the order if there is such a column."""
-    for rows in parts:
-        if "store" in roles:
-            column = roles["session"].column
-            store, number = (as_text(rows[name]) for name in (roles["store"].column, column))
-            whole = pc.binary_join_element_wise(pc.fill_null(store, ""), number, " ")
-            whole = pc.if_else(is_no_id(number), number, whole)
-            rows = rows.set_column(rows.column_names.index(column), column, whole)
-        yield rows
-
-
 def _has_times(rows: pa.Table, name: str) -> bool:
     """Whether a column has times, by its name or by most of its values."""
     texts = as_text(rows[name])
+    rules = TimeRules("auto", "UTC", None, 0)
     return has_role("timestamp", [name]) or (
         share_of(texts.filter(_filled(texts)), DATE) >= SURE_SHARE
-        and share_of_times(texts)[1] >= SURE_SHARE
+        and share_of_times(texts, rules)[1] >= SURE_SHARE
     )
 
 

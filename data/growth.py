@@ -70,8 +70,13 @@ def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> No
 
     Missing columns of the events become null; the items are as `conform` makes them.
     """
-    every = pa.concat_tables([COLUMNS.empty_table(), events], promote_options="permissive")
-    pq.write_table(every.select(COLUMNS.names).cast(COLUMNS), folder / EVENTS)
+    columns = [
+        events[field.name].cast(field.type)
+        if field.name in events.column_names
+        else pa.nulls(events.num_rows, field.type)
+        for field in COLUMNS
+    ]
+    pq.write_table(pa.table(columns, schema=COLUMNS), folder / EVENTS)
     pq.write_table(items, folder / ITEMS)
     np.save(folder / ERASED_USERS, erased.users, allow_pickle=False)
     np.save(folder / ERASED_DISLIKES, erased.dislikes, allow_pickle=False)
@@ -254,8 +259,13 @@ def _with_disliked(dataset: Dataset, before: Dataset, erased: Erased) -> Dataset
     rows = np.setdiff1d(np.arange(before.disliked.table.num_rows), erased.dislikes)
     old = before.disliked.table.take(pa.array(rows))
     events = dataset.interactions
-    ids = events.user_ids[events.user], events.item_ids[events.item]
-    chosen = pa.table([*ids, events.timestamp], [*PAIR, "last"])
+    chosen = pa.table(
+        {
+            "user_id": events.user_ids[events.user],
+            "item_id": events.item_ids[events.item],
+            "last": events.timestamp,
+        }
+    )
     last = chosen.group_by(list(PAIR)).aggregate([("last", "max")])
     joined = old.join(last, list(PAIR), join_type="left outer")
     since = pc.fill_null(pc.greater(joined["last_max"], joined["timestamp"]), False)

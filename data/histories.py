@@ -233,12 +233,16 @@ def unwanted_by_rule(
     found: dict[str, NDArray[np.bool_]] = {}
     unwanted = np.zeros(len(events), bool)
     if config.applies("placeholder_users"):
-        least = max(cleaning.NUMBER_FACTOR * usual, cleaning.PLACEHOLDER_SHARE * total)
         for user in many[np.argsort(-events[many])][:1000].tolist():
             name = facts.user_ids[user].as_py()
-            # A number with so many events is no person.
-            is_number = re.fullmatch(cleaning.NUMBERS, name) and events[user] > least
-            unwanted[user] = cleaning.is_placeholder(name) or bool(is_number)
+            number = (
+                re.fullmatch(cleaning.NUMBERS, name) is not None
+                and events[user] > cleaning.NUMBER_FACTOR * usual
+            )
+            number = (
+                number and events[user] > cleaning.PLACEHOLDER_SHARE * total
+            )  # 0 may be a person
+            unwanted[user] = cleaning.is_placeholder(name) or number
     found["events_of_placeholder_users_dropped"] = unwanted
     if config.bots and not unwanted.all():
         usual = float(np.quantile(events[~unwanted], cleaning.PERCENTILE, method="lower"))
@@ -269,8 +273,9 @@ def are_counts(ratings: NDArray[np.float32]) -> bool:
     >>> are_counts(np.float32([1, 2, 5])), are_counts(np.float32([1, 2, 60]))
     (False, True)
     """
-    last = float(ratings.max(initial=0))
-    return last > HIGHEST and last not in LONG_SCALES
+    return (
+        len(ratings) > 0 and float(ratings[-1]) > HIGHEST and float(ratings[-1]) not in LONG_SCALES
+    )
 
 
 def pieces_left(
@@ -308,8 +313,11 @@ def _rest(
     grouped = rows.assign(events=bought, keep=keep, pieces=left).groupby(["user", "item"])
     pairs = grouped.agg({"events": "sum", "keep": "any", "pieces": "last"}).reset_index()
     pairs = pairs[pairs["keep"] & (pairs["pieces"] != pairs["events"])]
-    ids = {name: pairs[name].to_numpy(columns[name].dtype) for name in ("user", "item")}
-    return ids | {"pieces": pairs["pieces"].to_numpy(np.float32)}
+    return {
+        "user": pairs["user"].to_numpy(columns["user"].dtype),
+        "item": pairs["item"].to_numpy(columns["item"].dtype),
+        "pieces": pairs["pieces"].to_numpy(np.float32),
+    }
 
 
 def _examples(users: NDArray[np.bool_], facts: Facts) -> list[str]:

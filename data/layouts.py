@@ -28,6 +28,7 @@ from recsys.data.report import sentence
 from recsys.data.sample import Sample, share_of
 from recsys.data.spreadsheets import is_spreadsheet
 from recsys.data.texts import as_text, examples
+from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 
 LINES, LONGEST = 1000, 1 << 20  # lines that show the layout, and characters of one
@@ -210,7 +211,7 @@ def _before_items(rows: list[list[str]], *, labelled: bool) -> list[str]:
         values = [row[number] for row in rows]
         if not {*values}.isdisjoint(value for row in rows for value in row[number + 1 :]):
             break
-        times = share_of_times(pa.chunked_array([values]))[1]
+        times = share_of_times(pa.chunked_array([values]), TimeRules("auto", "UTC", None, 0))[1]
         is_user = "user" not in names and (labelled or len({*values}) < len(values))
         other = "user" if is_user else f"column{number + 1}"
         names.append("timestamp" if times > SAME_LENGTH and "timestamp" not in names else other)
@@ -324,9 +325,10 @@ def refuse_without_header(
 
 def _likely_names(columns: list[pa.ChunkedArray]) -> list[str]:
     """Names for columns without any: the time by its content; user and item in order."""
+    rules = TimeRules("auto", "UTC", None, 0)
     free, names = iter(["user", "item"]), []
     for number, column in enumerate(columns):
-        is_time = "timestamp" not in names and share_of_times(column)[1] > 0.5
+        is_time = "timestamp" not in names and share_of_times(column, rules)[1] > 0.5
         several = pc.count_distinct(column).as_py() > 1 or len(column) < FEW_LINES
         other = f"column{number + 1}"
         names.append("timestamp" if is_time else next(free, other) if several else other)

@@ -115,10 +115,18 @@ class TableFile:
             DataError: a file without rows, or one that is damaged as a whole.
         """
         damage = Damage() if damage is None else damage
+        chosen = [
+            raw
+            for raw, name in zip(self.columns, self.names, strict=True)
+            if used is None or name in set(used)
+        ]
+        reader = {
+            "delimited": self._text,
+            "json": self._json,
+            "parquet": self._parquet,
+            "spreadsheet": self._spreadsheet,
+        }[self.kind]
         names = dict(zip(self.columns, self.names, strict=True))
-        wanted = {*(names.values() if used is None else used)}
-        chosen = [raw for raw, name in names.items() if name in wanted]
-        reader = getattr(self, f"_{self.kind}")  # one method for each kind
         rows = 0
         with _readable(self.path):
             for batch in reader(chosen, damage):
@@ -161,7 +169,7 @@ class TableFile:
     def _open(self) -> Any:
         return pa.input_stream(str(self.path), compression=self.compression)
 
-    def _delimited(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
+    def _text(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
         def skip(row: Any) -> str:
             damage.add(row.number, row.text)
             return "skip"
@@ -380,7 +388,8 @@ def _json_file(path: Path, encoding: str, compression: str | None, explode: bool
             block, _ = next(json_lines.line_blocks(stream, BLOCK))
         fields = json_lines.explode_records(fields, records, block)
     names = tuple(field.name for field in fields)
-    return TableFile(path, "json", names, ",", "utf-8", compression, chosen, tuple(fields), records)
+    made = TableFile(path, "json", names, ",", "utf-8", compression, chosen)
+    return replace(made, fields=tuple(fields), records=records)
 
 
 def _in_text(table: pa.Table) -> pa.Table:

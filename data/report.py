@@ -211,12 +211,15 @@ class Report:
         """Every row of the events: read, removed by each rule, and used; `items` may be None."""
         if not self.rows:
             return []
-        read = "new events were taken" if self.old else "rows were read"
-        counts = {"events are of the data before": self.old}
-        counts[read] = self.rows - self.split - self.old
-        counts["rows were added, one for each further item of a cell"] = self.split
-        some = [(what, n) for what, n in counts.items() if n or what == read]
-        rows: list[dict[str, Any]] = [{"what": w, "events": n, "items": None} for w, n in some]
+        what = "new events were taken" if self.old else "rows were read"
+        read = {"what": what, "events": self.rows - self.split - self.old, "items": None}
+        rows: list[dict[str, Any]] = [read]
+        if self.old:
+            what = "events are of the data before"
+            rows.insert(0, {"what": what, "events": self.old, "items": None})
+        if self.split:
+            what = "rows were added, one for each further item of a cell"
+            rows.append({"what": what, "events": self.split, "items": None})
         for name, rule in RULES.items():
             if (removed := self.removed.get(name)) is not None:
                 items = None if removed.items is None else len(removed.items)

@@ -40,13 +40,16 @@ user, item = (lambda row: row % 9), (lambda row: f"s{row % 11}")
 time, kind = (lambda row: T + row), (lambda row: ("view", "purchase")[row % 2])
 
 
-def test_the_content_may_contradict_a_name_or_show_a_time_alone() -> None:
+def test_a_name_is_not_taken_if_the_content_contradicts() -> None:
     found = events(user_id=user, item_id=item, timestamp=lambda row: row, created_at=time)
     assert names(found)["timestamp"] == "created_at"
     found = events(user_id=user, item_id=item, ts=time, rating=lambda row: f"text {row}")
     assert "rating" not in found
     found = events(user_id=user, item_id=item, ts=time, event=lambda row: f"note {row} {row**3}")
     assert "behaviour" not in found
+
+
+def test_a_time_is_recognised_by_its_content_alone() -> None:
     found = events(user_id=user, item_id=item, wann=lambda row: f"{1 + row % 28}.11.2023 10:00")
     assert found["timestamp"].column == "wann"
     assert found["timestamp"].why == "by content"
@@ -113,13 +116,16 @@ def test_settings_win_and_must_exist() -> None:
     assert "rating" not in events(given, **columns, rating=lambda row: row % 5)
 
 
-def test_sessions_are_users_where_there_are_no_users_of_several_orders() -> None:
+def test_sessions_are_users_where_there_are_no_users() -> None:
     found = events(session_id=user, sku=item, ts=time)
     assert found["user"].column == "session_id"
     assert "only sessions" in found["user"].why
     assert events(session_id=user, sku=item, ts=time, kunde=item)["user"].column == "kunde"
     for name in ("Transaction", "Auftragsnr"):
         assert events(Item=item, order_date=time, **{name: user})["user"].column == name
+
+
+def test_the_customer_of_several_orders_is_the_user() -> None:
     ids = {"customer_id": lambda row: f"o{row}", "order_id": lambda row: f"o{row}"}
     found = events(customer_unique_id=user, product_id=item, order_date=time, **ids)
     assert found["user"].column == "customer_unique_id"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reader_suite import table, write_xlsx
+from reader_suite import write_xlsx
 from typer.testing import CliRunner
 
 from recsys import cli
@@ -672,24 +672,3 @@ def test_long_numbers_of_a_spreadsheet_are_no_ids(
         return
     run(write_xlsx(raw / "texts.xlsx", {"a": [header, *rows(str)]}))
     assert run.info["accounts"][0]["events"] == 120
-
-
-@pytest.mark.parametrize(
-    "head",
-    ["Datum;Filiale;Bonnummer;Artikelnummer;Menge", "Date;Magasin;N° ticket;Référence article;Qté",
-     "timestamp;Register ID;receipt_no;sku;quantity"],
-)  # fmt: skip
-def test_orders_of_several_stores_with_one_number_are_apart(shop, raw, head):
-    rows = [(f"2026-03-{1 + n // 8:02} 10:{n % 4:02}", f"S{n // 4 % 2}", n // 8 + n % 8 // 4 * 3,
-             f"p{n * 7 % 45}", 1) for n in range(160)]  # fmt: skip
-    found = shop(table(head, rows, ";"))
-    assert {len(items) for items in found.histories.values()} == {4}
-    assert "each is known by its" in found.notes
-    (raw / "new.csv").write_text(table(head, rows[-8:], ";"))
-    assert {*found.night(raw / "new.csv")["user"].to_pylist()} == {"S0 19", "S1 22"}
-    one = [(at, "S1", *row) for at, _, *row in rows]
-    spread = [(row[0][:10], f"S{n % 2}", n // 4, *row[3:]) for n, row in enumerate(rows)]
-    for others in (one, spread):
-        found = shop(table(head, others, ";"))
-        assert "each is known by its" not in found.notes
-    assert {len(items) for items in found.histories.values()} == {4}

@@ -17,6 +17,7 @@ from recsys.serving.cluster import deployment
 from recsys.serving.cluster.door import Door, ReplicaLostError
 from recsys.serving.cluster.ray import start_ray
 from recsys.serving.cluster.replica import Call, Replica, Reply, answer
+from recsys.serving.middleware import CLIENT_CLOSED
 from recsys.serving.settings import ServingSettings
 
 JSON = (b"content-type", b"application/json")
@@ -104,6 +105,15 @@ async def test_a_door_without_replicas_gives_up_at_the_deadline(client, replicas
     assert response.status_code == 503
     assert response.json()["request_id"] == "mine"
     assert len(replicas.asked) > 1
+
+
+async def test_a_client_that_goes_before_its_body_is_read_has_the_status_for_that(replicas):
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    door = Door(replicas, deadline_ms=1, max_body_bytes=9)
+    scope = {"type": "http", "method": "POST", "path": ASK, "headers": []}
+    assert (await door(Request(scope, receive))).status_code == CLIENT_CLOSED
 
 
 async def test_the_door_ends_a_connection_whose_requests_are_ambiguous(client, replicas):
