@@ -131,11 +131,9 @@ def titles_under_names_of_items(sample: Sample, roles: Roles, role: str) -> list
 def check_names(sample: Sample, named: Iterable[str]) -> None:
     """Refuse names that several columns have."""
     for name in named:
-        if sample.counts[name] > 1:
-            times = sample.counts[name]
-            raise DataError(
-                f"{sample.path}: {times} columns are called {name!r}; rename all but one"
-            )
+        if (times := sample.counts[name]) > 1:
+            said = f"{times} columns are called {name!r}; rename all but one"
+            raise DataError(f"{sample.path}: {said}")
 
 
 def unnamed(sample: Sample, roles: Roles, words: Mapping[str, Groups]) -> list[tuple[int, str]]:

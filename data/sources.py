@@ -90,10 +90,8 @@ def _take_apart(folder: Path, named: Path | None) -> Tables:
         names = ", ".join(file.name for file in files)
         raise ConfigError(sentence("which_files", folder=folder, names=names))
     ignored = [file.name for file in files if file not in (*events, *items)]
-    say(
-        f"events: {events[0].name}, items: {items[0].name}"
-        + (f"; not read: {', '.join(ignored)}" if ignored else "")
-    )
+    rest = f"; not read: {', '.join(ignored)}" if ignored else ""
+    say(f"events: {events[0].name}, items: {items[0].name}{rest}")
     return Tables(events[0], items[0])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+import zlib
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -26,9 +27,10 @@ MOST_DIGITS, LOST = 10**15, ".0"  # longer numbers have lost digits, and end as 
 DAY_AND_MONTH, FEW_DATES = re.compile(r"\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}\b"), 3
 # A cell of some styles with a number, perhaps that of a formula: its tag, its style and its number.
 CELL = (
-    r'(<(?:\w+:)?c\b(?=[^>]*\ss="({})")(?![^>]*\st=)[^>]*[^/])'
+    r'(<(?:\w+:)?c\b(?=[^<>]*\ss="({})")(?![^<>]*\st="[^n])[^<>]*[^</>])'
     r"(>(?:<(?:\w+:)?f\b[^<]*(?:</[^>]*>)?)?<(?:\w+:)?v>)(\d{{1,15}})<"
 )
+DAMAGED = (zipfile.BadZipFile, zlib.error)
 SUFFIXES = (".xlsx", ".xlsm", ".xls", ".ods")
 
 
@@ -131,22 +133,33 @@ def _check_days(path: Path, rows: list[list[Any]]) -> None:
 
 def _as_shown(path: Path) -> Any:
     """What the reader opens: numbers are texts in it where their format is of zeros, as 00042."""
+
+    def value(tag: str, name: str) -> str:
+        return (re.findall(rf'\s{name}="([^"]*)"', tag) or [""])[0]
+
     try:
         with zipfile.ZipFile(path) as parts:
             styles = parts.read("xl/styles.xml").decode()
-            codes = dict(re.findall(r'numFmtId="(\d+)" formatCode="(00+)"', styles))
+            tags = re.findall(r"<(?:\w+:)?numFmt\b[^<>]*", styles)
+            codes = {value(tag, "numFmtId"): value(tag, "formatCode") for tag in tags}
             cells = styles.partition("cellXfs")[2].partition("cellXfs")[0]
-            formats = re.findall(r'<(?:\w+:)?xf\b[^>]*?numFmtId="(\d+)"', cells)
-            zeros = {str(n): len(codes[key]) for n, key in enumerate(formats) if key in codes}
-            contents = {name: parts.read(name) for name in parts.namelist() if zeros}
-    except (zipfile.BadZipFile, KeyError):
+            tags = re.findall(r"<(?:\w+:)?xf\b[^<>]*", cells)
+            formats = [codes.get(value(tag, "numFmtId"), "") for tag in tags]
+            zeros = {str(n): len(code) for n, code in enumerate(formats) if re.match("00+$", code)}
+            names = [n for n in parts.namelist() if zeros and n.endswith((".xml", ".rels"))]
+            contents = {name: parts.read(name) for name in names}
+            sheets = {n: contents[n].decode() for n in names if n.startswith("xl/worksheets/")}
+    except (KeyError, NotImplementedError, RuntimeError, ValueError, *DAMAGED):
         return str(path)
-    number = CELL.format("|".join(zeros))
+    number = re.compile(CELL.format("|".join(zeros)))
+
+    def shown(cell: re.Match[str]) -> str:
+        tag = cell[1].replace(' t="n"', "")
+        return f'{tag} t="str"{cell[3]}{cell[4].zfill(zeros[cell[2]])}<'
+
     with zipfile.ZipFile(made := io.BytesIO(), "w") as parts:
         for name, content in contents.items():
-            text = content.decode() if name.startswith("xl/worksheets/") else ""
-            text = re.sub(number, lambda m: f'{m[1]} t="str"{m[3]}{m[4].zfill(zeros[m[2]])}<', text)
-            parts.writestr(name, text or content)
+            parts.writestr(name, number.sub(shown, sheets[name]) if name in sheets else content)
     made.seek(0)
     return made if zeros else str(path)
 

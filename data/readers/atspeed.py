@@ -37,7 +37,10 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     if not paths["train"].is_file() and (config.path / "training_dict.npy").is_file():
         program = CONVERSION.format("training", "train")
         raise DataError(sentence("only_pickles", path=config.path, program=program))
-    paths["index"] = config.index or _only_json(config.path)
+    indexes = [config.index] if config.index else sorted(config.path.glob("*.json"))
+    if len(indexes) != 1:
+        raise ConfigError(sentence("which_index", folder=config.path, count=len(indexes)))
+    paths["index"] = indexes[0]
     if config.items is not None:
         paths["items"] = config.items
     return paths
@@ -88,10 +91,3 @@ def read(config: ReaderConfig) -> EventStream:
             "items_sharing_codes": int((sizes[leaf.reshape(-1)] > 1).sum()),
         },
     ).stream()
-
-
-def _only_json(folder: Path) -> Path:
-    candidates = sorted(folder.glob("*.json"))
-    if len(candidates) != 1:
-        raise ConfigError(sentence("which_index", folder=folder, count=len(candidates)))
-    return candidates[0]

@@ -88,7 +88,8 @@ def read(config: ReaderConfig) -> EventStream:
     before_asked = (known or {}).get("unasked", ())
     unasked = column_notes.ask_about_returns(sample, roles, chosen, before_asked)
     unused = free_columns(sample, roles)
-    report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
+    report.mapping["events"] = {role: match.column for role, match in roles.items()}
+    report.mapping |= {"unused": unused, "day_first": times.day_first}
     ratings = [sample.texts(roles["rating"].column)] if "rating" in roles else []
     unrated = known.get("unrated") if known else any(map(has_unrated, ratings))
     day_second = next(iter(of_file.values())).day_second
@@ -161,7 +162,7 @@ def _of_file(
     mine = columns.recognise_items(
         described, chosen, own, pa.chunked_array([ids]), times, known.get("items") or None
     )
-    report.mapping["items"] = _names(mine)
+    report.mapping["items"] = {role: match.column for role, match in mine.items()}
     _report_columns(report, described, mine, chosen)
     damage = Damage()
     table = items.read(damage)
@@ -218,11 +219,6 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
             raise DataError(sentence("other_columns", path=file.path, quoted=quoted, **said))
         made.append(replace(file, renamed=tuple(by_key[key] for key in keys)))
     return made
-
-
-def _names(roles: Roles) -> dict[str, str]:
-    """Role -> name of the column."""
-    return {role: match.column for role, match in roles.items()}
 
 
 def _warn(report: Report, note: str) -> None:

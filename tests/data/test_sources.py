@@ -39,9 +39,13 @@ def test_a_run_is_named_after_its_source(source: str, name: str) -> None:
     assert name_of(source) == name
 
 
-def test_a_folder_of_events_is_one_source(folder: Path) -> None:
+def test_a_folder_of_events_is_one_source_but_for_named_items(folder: Path) -> None:
     put(folder, "events-01.csv", "events-02.csv", "notes.md")
     assert find_tables(str(folder)) == Tables(folder)
+    first, other = folder / "events-01.csv", folder / "events-02.csv"
+    assert find_tables(str(folder), str(other)) == Tables(first, other), "named items"
+    with pytest.raises(ConfigError, match=r"EVENTS: 'gone\.csv' is no file"):
+        find_tables("gone.csv")
 
 
 @pytest.mark.parametrize(
@@ -69,14 +73,6 @@ def test_files_that_cannot_be_told_apart_are_refused(folder: Path) -> None:
     put(folder, "orders-1.csv", "orders-2.csv", "products.csv")
     with pytest.raises(ConfigError, match=r"name the file of events and the file of items"):
         find_tables(str(folder))
-
-
-def test_named_items_are_no_events_of_their_folder(folder: Path) -> None:
-    put(folder, "a.csv", "b.csv")
-    found = find_tables(str(folder), str(folder / "b.csv"))
-    assert found == Tables(folder / "a.csv", folder / "b.csv")
-    with pytest.raises(ConfigError, match=r"EVENTS: 'gone\.csv' is no file"):
-        find_tables("gone.csv")
 
 
 FRAME = pd.DataFrame({"user": ["u", "v"], "item": ["001", "002"]})

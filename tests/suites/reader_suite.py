@@ -44,7 +44,7 @@ def write_xlsx(path: Path, sheets: dict[str, list[list[object]]]) -> Path:
             return f'<c t="inlineStr"><is><t>{value}</t></is></c>'
         style = ' s="1"' if isinstance(value, float) and value > 40_000 else ""
         if isinstance(value, bytes):  # a number with the format 00000
-            style, value = ' s="2"', value.decode()
+            style, value = ' s="2" t="n"', value.decode()
         return f"<c{style}><v>{value}</v></c>"
 
     parts = {
@@ -65,8 +65,8 @@ def write_xlsx(path: Path, sheets: dict[str, list[list[object]]]) -> Path:
             for k in range(1, len(sheets) + 1)
         )
         + f'<Relationship Id="rs" Type="{rel}/styles" Target="styles.xml"/></Relationships>',
-        "xl/styles.xml": f'<styleSheet {ns}><numFmts><numFmt numFmtId="170" formatCode="00000"/>'
-        '</numFmts><cellXfs><xf numFmtId="0"/><xf numFmtId="22"/><xf numFmtId="170"/></cellXfs>'
+        "xl/styles.xml": f'<styleSheet {ns}><numFmts><numFmt formatCode="00000" numFmtId="170"/>'
+        '</numFmts><cellXfs><xf/><xf numFmtId="22"/><xf numFmtId="170"/></cellXfs>'
         "</styleSheet>",
     }
     for k, rows in enumerate(sheets.values(), 1):
