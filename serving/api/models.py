@@ -67,6 +67,7 @@ async def rollback_alias(name: PathAlias, service: Ready) -> Response:
 
 @router.delete("/aliases/{name}", status_code=204)
 @requires(Scope.ADMIN)
+@unhurried
 async def delete_alias(name: PathAlias, service: Ready) -> Response:
     """Remove an alias and its standing rules; an unused model is unloaded."""
     aliases, rules = service.state.aliases, service.state.rules

@@ -7,11 +7,7 @@ from fastapi import APIRouter, Query, Response
 from recsys.serving.api.routing import AnyPhase, PathId, Route, json_response, pay_for
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import ProblemError
-from recsys.serving.schemas.events import (
-    HistoryQuery,
-    UserHistory,
-    history_page,
-)
+from recsys.serving.schemas.events import HistoryQuery, UserHistory, history_page
 from recsys.serving.service import Phase, Service
 
 router = APIRouter(prefix="/v1/users", route_class=Route)

@@ -12,7 +12,11 @@ from recsys.serving.api.routes import ROUTES
 from recsys.serving.off_loop import OffLoop
 
 URL = "/v1/recommendations"
-UNHURRIED = {("PUT", "/v1/aliases/{name}"), ("POST", "/v1/aliases/{name}/rollback")}
+UNHURRIED = {
+    ("DELETE", "/v1/aliases/{name}"),
+    ("PUT", "/v1/aliases/{name}"),
+    ("POST", "/v1/aliases/{name}/rollback"),
+}
 
 
 @pytest.fixture

@@ -100,8 +100,7 @@ def test_documented_limits_are_those_of_the_code():
     title = ItemBody.model_fields["title"].metadata[0].max_length
     for words in (
         f"turn of the event loop reads {reads} of each",
-        f"At most {server.MAX_WAITING >> 10} KiB are read behind a request",
-        f"at most {server.MAX_WAITING >> 10} KiB behind it are read",
+        f"more than {server.MAX_WAITING >> 10} KiB behind a request is closed",
         f"those of batches take a {'quarter' * (service.BATCHED == 1 / 4)} of the queue at most",
         f"get more than {ServingSettings().rate_burst} units, a minute of",
         f"({ServingSettings().rate_burst} units at once)",
@@ -135,7 +134,7 @@ def test_documented_limits_are_those_of_the_code():
         f"Bodies over {bodies.LARGE >> 10} KiB",
         f"together they may take {BODIES * body >> 20} MiB",
         f"of an item's attributes {MOST_SHOWN:,}",
-        f"A page of `/v1/items` ends after about {4 * catalog_changes.PAGE >> 20} MiB",
+        f"A page of `/v1/items` ends after {catalog_changes.PAGE:,} characters",
         f"takes up to {MAX_BATCH} of these",
         f"text of up to {MAX_ID} characters",
         f"up to {MAX_PROMPT:,} characters and tokens",
