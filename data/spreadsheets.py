@@ -135,7 +135,7 @@ def _as_shown(path: Path) -> Any:
     """What the reader opens: numbers are texts in it where their format is of zeros, as 00042."""
 
     def value(tag: str, name: str) -> str:
-        return (re.findall(rf'\s{name}="([^"]*)"', tag) or [""])[0]
+        return str((re.findall(rf'\s{name}="([^"]*)"', tag) or [""])[0])
 
     try:
         with zipfile.ZipFile(path) as parts:
