@@ -1,8 +1,8 @@
 """Cleans the rows of a shop's export while they are read; every dropped row is counted.
 
-It finds users who stand for nobody, such as `Walk-in Customer`, and what else says who bought. The
-rules for whole histories are in `recsys.data.histories`, those for items in
-`recsys.data.item_cleaning`.
+It finds users who stand for nobody, such as `Walk-in Customer`, and what else says who bought, and
+has the settings of all filters. Rules for whole histories are in `recsys.data.histories`, those for
+items in `recsys.data.item_cleaning`.
 """
 
 from __future__ import annotations

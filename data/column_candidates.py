@@ -1,4 +1,4 @@
-"""The columns that may have a role, the surest first: (rank, column), of which 0 is the surest."""
+"""The columns that may have a role, as (rank, column) from the surest, 0, and why none has it."""
 
 from __future__ import annotations
 

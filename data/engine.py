@@ -1,4 +1,4 @@
-"""Prepares the events of a source: cleans, filters, splits and writes them.
+"""Prepares the events of a source: cleans, filters, splits, counts and writes them.
 
 Everything that needs all events at once is done by DuckDB (`recsys.data.event_table`); the rules
 for histories and the splits see whole users, part by part. Memory holds a part of the rows, a few

@@ -144,7 +144,7 @@ class Verification:
         level: (b,) depth of each frontier.
         accepted: (b,) drafted levels that the first pass accepted, at most L - 1.
         frontier: K beams each; `parents` are places in the table.
-        position: (b, K) place of each beam of the frontier in the table; 0 where it has none.
+        position: (b, K) row of each beam of the frontier in the table; 0 where it has none.
         missing: (b, K) whether a beam has to be run before its search can go on.
     """
 

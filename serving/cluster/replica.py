@@ -17,10 +17,10 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from recsys.errors import RecsysError
 from recsys.serving import logs
 from recsys.serving.app import create_app
+from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 
-Headers = list[tuple[bytes, bytes]]
 _SENT = ("type", "http_version", "method", "scheme", "path", "query_string", "client", "server")
 
 
@@ -45,7 +45,7 @@ class Reply:
     """A complete HTTP response, by the replica of this host and process id."""
 
     status: int
-    headers: Headers
+    headers: list[tuple[bytes, bytes]]
     body: bytes
     replica: str = ""
 
@@ -67,9 +67,12 @@ async def answer(app: ASGIApp, call: Call) -> Reply:
             started.update(message)
         elif message["type"] == "http.response.body":
             pieces.append(message.get("body", b""))
+            started["more_body"] = message.get("more_body", False)
 
     asgi = {"version": "3.0", "spec_version": "2.4"}
     await app({**call.scope, "asgi": asgi, "root_path": ""}, receive, send)
+    if started["more_body"]:
+        raise DeadlineExceededError  # a part of an answer is none
     headers = [(bytes(name), bytes(value)) for name, value in started["headers"]]
     here = f"{socket.gethostname()}:{os.getpid()}"
     return Reply(started["status"], headers, b"".join(pieces), here)

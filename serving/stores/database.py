@@ -183,7 +183,7 @@ class Database(ABC):
             if version != SCHEMA_VERSION:
                 raise StoreError(
                     f"{self.place}: schema {version or 'of an older version'}, not "
-                    f"{SCHEMA_VERSION}; use the recsys that wrote it, or --set serve.store=PLACE"
+                    f"{SCHEMA_VERSION}; use the recsys that wrote it, or a new store (serve.store)"
                 )
             for index in EVENTS.indexes:  # a store may be older than some of them
                 index.create(connection, checkfirst=True)

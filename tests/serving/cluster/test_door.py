@@ -12,7 +12,7 @@ import yaml
 from starlette.requests import Request
 
 from recsys.errors import ConfigError, RecsysError
-from recsys.serving.batcher import QueueFullError
+from recsys.serving.batcher import DeadlineExceededError, QueueFullError
 from recsys.serving.cluster import deployment
 from recsys.serving.cluster.door import Door, ReplicaLostError
 from recsys.serving.cluster.ray import start_ray
@@ -197,10 +197,13 @@ async def test_an_application_answers_a_call_as_it_answers_a_client():
         body = scope["method"].encode() + b" " + scope["raw_path"] + b" " + message["body"]
         await send({"type": "http.response.start", "status": 201, "headers": [JSON]})
         await send({"type": "http.response.body", "body": body[:3], "more_body": True})
-        await send({"type": "http.response.body", "body": body[3:]})
+        if scope["method"] == "PUT":  # else the answer is cut off at its deadline
+            await send({"type": "http.response.body", "body": body[3:]})
 
     reply = await answer(app, call("PUT", "/x", {"a": 1}))
     assert (reply.status, reply.headers, reply.body) == (201, [JSON], b'PUT /x {"a": 1}')
+    with pytest.raises(DeadlineExceededError):
+        await answer(app, call("GET", "/x"))
 
 
 async def test_a_replica_starts_answers_and_swaps(bundles, tmp_path):
