@@ -166,12 +166,6 @@ def test_unknown_items_are_reported_and_ignored(recommender):
     assert known == replace(result, unknown_items=[])
 
 
-def test_empty_and_unknown_histories_are_answered(recommender):
-    found = ask(recommender, [])
-    assert len(found) == 10
-    assert ask(recommender, ["gone", "lost"]) == found
-
-
 def test_excluding_everything_returns_an_empty_list(recommender):
     everything = [f"id-{i}" for i in range(ITEMS)]
     assert ask(recommender, ["id-3"], exclude_items=everything) == []

@@ -255,27 +255,6 @@ OPTIONS = [{}, {"guarantee": "global"}, {"mode": "strict"}, {"blend": True}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("k", [1, 10, 25])
-def test_a_rule_answers_like_its_parts_inline(blending, options, k):
-    history, wanted = ["i3", "i20"], FILTERS[0][0]
-    weights = inline([(1, -0.5), (3, 2.0)])
-    plain = RecommendRequest(history, k, **options)
-    whole = plain.changed(filter=wanted, boosts=weights)
-    own = plain.changed(filter=wanted, boosts=weights[:1])
-    asked = [
-        whole,
-        apply_rules(plain, [Rule(wanted, weights)]),
-        apply_rules(plain, [Rule(wanted), Rule(boosts=weights[::-1])]),
-        apply_rules(own, [Rule(boosts=weights[1:])]),
-        apply_rules(own, [Rule(wanted, weights[1:])]),
-    ]
-    first, *others = [blending.recommend_batch([request])[0] for request in asked]
-    assert len(first.recommendations) > 0
-    for other in others:
-        assert other == first  # items, scores to the bit, certificate, counters
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_behind_pins_comes_the_list_without_them(blending, options):
     request = RecommendRequest(["i3"], 8, filter=FILTERS[0][0], **options)
     pins = ["i40", "i17", "i3", "i6", "i40", "gone", "i7"]  # 17 is sold out, 3 seen, 6 and 7 dear
@@ -323,26 +302,6 @@ def test_python_takes_rules_for_all_histories(recommender):
 def test_a_malformed_rule_is_refused_by_its_field(fields, message):
     with pytest.raises(RuleError, match=message):
         Rule(**fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"filter": {"must": [{"key": "brnd", "match": "A"}]}},
-            r"must\[0\].key: no attribute",
-        ),
-        (
-            {"boosts": [{"filter": {"must": [{"key": "brand", "match": 3}]}, "weight": 1}]},
-            r"boosts\[0\].filter.must\[0\].*: 3 is a number, but attribute 'brand' is a text",
-        ),
-        ({"max_per": {"brnd": 2}}, r"max_per.brnd: no attribute 'brnd'; items have item_id, title"),
-    ],
-)
-def test_a_rule_is_checked_against_the_items(recommender, fields, message):
-    rule = Rule(**fields)
-    with pytest.raises(RuleError, match=message):
-        rule.check(recommender.epoch.filters.attributes)
 
 
 def test_an_unknown_attribute_of_a_cap_is_refused(recommender):

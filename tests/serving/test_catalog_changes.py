@@ -183,14 +183,6 @@ async def test_an_item_is_added_recommended_and_removed(client):
     assert (ids(answer), answer.json()["eligible_items"]) == ([], 0)
 
 
-async def test_an_existing_item_is_replaced(client):
-    before = (await client.get("/v1/items/item-5")).json()
-    await client.put_item("item-5", {"title": "New", "attributes": {"price": 1.0}})
-    after = (await client.get("/v1/items/item-5")).json()
-    assert after["semantic_id"] == before["semantic_id"]
-    assert (after["title"], after["metadata"]) == ("New", {"price": 1.0, "categories": None})
-
-
 @pytest.mark.parametrize("item_id", ["a/b", "a%2Fb/c", "%25", "a?b".replace("?", "%3F"), "ä ö"])
 async def test_any_item_id_can_be_reached(client, item_id):
     put = await client.put_item(unquote(item_id), LAMP)
@@ -303,13 +295,6 @@ class TestSharedChanges(SharedChangesSuite):
 
     async def stored(self, store):
         return (await store.journal.read("catalogue"))[-1][1]["title"]
-
-
-async def test_a_removed_item_of_the_bundle_stays_away(settings, fake, running):
-    async with running(settings, recommender=fake()) as (client, _):
-        await client.delete("/v1/items/item-3")
-    async with running(settings, recommender=fake()) as (client, _):
-        assert code(await client.get("/v1/items/item-3")) == (404, "unknown_item")
 
 
 async def test_another_model_replays_the_journal_except_refused_items(
