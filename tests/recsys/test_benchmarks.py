@@ -29,7 +29,8 @@ def small_workload():
 
 
 def test_a_program_writes_what_it_shows(tmp_path, capsys):
-    decode.main(["--quick", "--modes", "draft", "planned", "--out", str(tmp_path)])
+    options = "--quick --modes draft planned --beams 3 --batches 2 --nodes 40 --reuse cold --out"
+    decode.main([*options.split(), str(tmp_path)])
     *shown, last = capsys.readouterr().out.splitlines()
     document = json.loads(last)
     assert document == json.loads((tmp_path / "result.json").read_text())

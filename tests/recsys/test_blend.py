@@ -245,7 +245,7 @@ def test_an_item_has_one_score_whatever_else_is_asked(folder, dtype):
     rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, candidates=6, nodes=24))
     some = st.lists(st.sampled_from(IDS), max_size=8)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(some, some, st.integers(1, 49), st.booleans(), st.booleans())
     def check(history, excluded, k, filtered, exclude_seen):
         plain = RecommendRequest(history, k, exclude_seen=exclude_seen)
@@ -276,7 +276,7 @@ def test_a_certificate_is_true_by_enumeration(folder, dtype):
     assert rec.rank([RecommendRequest(["id-5", "id-9"])], [live]) == before
     some, sign = st.lists(st.sampled_from(live), max_size=8), st.sampled_from([-2.0, 0.0, 3.0])
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(
         some, some, st.integers(1, 70), st.booleans(), st.booleans(), st.tuples(sign, sign, sign)
     )

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import ARCHITECTURES, RecordedRun, random_catalog, random_prompts, tiny_model
 
@@ -71,7 +71,6 @@ def plain_and_graphed(model, on_graphs, prompts, seed, widths):
     longest=st.integers(1, 32),
     widths=st.lists(st.integers(1, 14), max_size=3),
 )
-@settings(max_examples=120, deadline=None)
 def test_a_pass_on_graphs_gives_the_logits_of_one_without(
     seed, architecture, batch, longest, widths
 ):

@@ -137,7 +137,7 @@ def apply(recommender, wanted, change):
 
 
 @given(changes=changes, data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_changes_equal_the_final_catalog_built_anew(changes, data):
     hot, wanted = make(), {item.item_id: item for item in FIRST}
     for change in changes:
