@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.data import event_table
 from recsys.data.event_table import EventTable, connected
 from recsys.data.raw import events_table
 from recsys.errors import DataError
@@ -70,15 +69,6 @@ def test_the_order_is_by_user_then_time_then_source(folder, rows: list[Row], tur
             a[1][::2] == b[1][::2] and a[1][1] != b[1][1] for a, b in itertools.pairwise(numbered)
         )
         assert events.ties == ties
-
-
-def test_no_user_is_in_two_parts(folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [(user, item, hour) for user in "abcdefgh" for hour, item in enumerate("xyz")]
-    monkeypatch.setattr(event_table, "PART_ROWS", 5)
-    with table(folder, rows) as events:
-        parts = list(events.parts())
-    assert [len(part["user"]) for part in parts] == [6, 6, 3, 6, 3]
-    assert np.concatenate([part["user"] for part in parts]).tolist() == sorted([*range(8)] * 3)
 
 
 def test_exact_duplicates_are_equal_in_every_column(folder) -> None:

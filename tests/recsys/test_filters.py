@@ -53,13 +53,7 @@ def clause(key, **test):
     ("expression", "items"),
     [
         ({}, [0, 1, 2, 3, 4]),
-        ({"must": [], "should": [], "must_not": []}, [0, 1, 2, 3, 4]),
         (clause("brand", match="Acme"), [0, 3]),
-        (clause("price", range={"gte": 2.5, "lt": 20}), [0, 4]),
-        (clause("year", range={"gt": 2001, "lte": 2004.5}), [1, 3]),
-        (clause("year", any=[1, 2, 3, 2001, 2005, 6.5]), [0, 4]),
-        (clause("price", exists=True), [0, 2, 4]),
-        (clause("tags", exists=False), [1, 2]),
         (clause("nothing", exists=True), []),
         (clause("nothing", match="x"), []),
         ({"must_not": {"key": "brand", "match": "Acme"}}, [1, 2, 4]),

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import interactions_of
 
 from recsys.interactions import Histories, Interactions
 
 sequences = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=8)
-events = st.lists(
-    st.tuples(st.sampled_from(["u", "v", "10", "9"]), st.sampled_from("abcd"), st.integers(0, 4)),
-    max_size=30,
-)
 
 
 def test_histories_lie_end_to_end() -> None:
@@ -64,41 +59,6 @@ def test_padding_equals_a_loop(sequences: list[list[int]], width: int) -> None:
     padded = Histories.of(sequences).padded(width=width)
     assert padded.shape == (len(sequences), width)
     assert padded.tolist() == [(s + [-1] * width)[:width] for s in sequences]
-
-
-def test_interactions_are_sorted_by_user_then_time() -> None:
-    made = interactions_of(
-        ["v", "u", "v", "u"], ["x", "y", "z", "x"], [7, 5, 3, 5], [1.0, 2.0, 3.0, 4.0]
-    )
-    assert made.user_ids.tolist() == ["v", "u"]
-    assert made.item_ids.tolist() == ["x", "y", "z"]
-    assert made.user.tolist() == [0, 0, 1, 1]
-    assert made.item.tolist() == [2, 0, 1, 0]
-    assert made.timestamp.tolist() == [3, 7, 5, 5]
-    assert made.rating.tolist() == [3, 1, 2, 4]
-    assert made.has_time
-    assert [h.tolist() for h in made.histories] == [[2, 0], [1, 0]]
-
-
-def test_without_timestamps_the_source_order_is_the_time() -> None:
-    made = interactions_of(["v", "u", "v", "v"], ["a", "b", "c", "a"])
-    assert made.timestamp.tolist() == [0, 1, 2, 0]
-    assert not made.has_time
-    assert np.isnan(made.rating).all()
-    assert [h.tolist() for h in made.histories] == [[0, 2, 0], [1]]
-
-
-@given(events)
-def test_interactions_keep_every_event_in_order(rows: list[tuple[str, str, int]]) -> None:
-    users, items, times = ([row[i] for row in rows] for i in range(3))
-    made = interactions_of(users, items, times)
-    order = {user: place for place, user in enumerate(dict.fromkeys(users))}
-    expected = sorted(rows, key=lambda row: (order[row[0]], row[2]))  # stable, like the house rule
-    assert [
-        (str(made.user_ids[u]), str(made.item_ids[i]), t)
-        for u, i, t in zip(made.user, made.item, made.timestamp.tolist(), strict=True)
-    ] == expected
-    assert len(made.histories) == len(order)
 
 
 def parts(**changes: Any) -> dict[str, Any]:

@@ -87,17 +87,6 @@ def assert_sound(store):
         assert all(age[child] < age[block] for child in block.children.values() if block in age)
 
 
-def test_whole_blocks_are_found():
-    store, twin = store_of(8), Twin()
-    twin.insert(store, [range(10)])
-    assert store.used == 2
-    assert [cached(store, range(n)) for n in (10, 9, 8, 4, 0)] == [8, 8, 4, 0, 0]
-    # what was shorter than a block is computed again and then stored
-    twin.insert(store, [range(12)])
-    assert cached(store, range(13)) == 12
-    assert store.used == 3
-
-
 def test_the_oldest_leaf_goes_first_and_a_used_path_stays():
     store, twin = store_of(5), Twin()
     old, new = [1] * 9, [2] * 9
