@@ -19,6 +19,7 @@ from recsys.serving.app import create_app
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.sockets import Listener, bind
+from recsys.serving.stores.database import UNAVAILABLE
 
 IDLE_S = 5  # whole seconds between two requests of a connection; the proxy keeps less
 MAX_HEAD, MAX_LINES = 32 * 1024, 256  # bytes and lines; the limits of `Guard` are lower
@@ -47,6 +48,7 @@ def serve(
     Raises:
         ConfigError: the port is in use, or the address is not one of this machine.
         RecsysError: the bundle or the histories cannot be loaded.
+        SystemExit: the store is away; the status is 1, since a later start may succeed.
     """
     opened, url = listener or bind(settings.host, settings.port)
     logs.configure(sys.stdout)
@@ -71,6 +73,8 @@ def serve(
     with opened, contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[opened])
     if isinstance(service.failure, RecsysError):
+        if isinstance(service.failure.__cause__, UNAVAILABLE):  # the supervisor tries again
+            sys.exit(f"error: {service.failure}")
         raise service.failure
     if service.failure is not None:
         raise RecsysError(f"the service could not start: {service.failure}") from service.failure
