@@ -119,7 +119,7 @@ class Aliases:
 
     def info(self, name: str) -> AliasInfo:
         """Describe an alias; `ProblemError` if there is none."""
-        alias = self._find(name)
+        alias = self._models.find(name)
         before = alias.previous[-1] if alias.previous else None
         return AliasInfo(
             name=name,
@@ -130,10 +130,13 @@ class Aliases:
             rules=list(self._rules.standing(name)),
         )
 
-    async def put(self, alias: str, bundle: str, *, loaded: Recommender | None = None) -> AliasInfo:
+    async def put(
+        self, alias: str, bundle: str, rules: Sequence[str] = (), loaded: Recommender | None = None
+    ) -> AliasInfo:
         """Let an alias, new or not, stand for a bundle; returns when the bundle's model answers.
 
-        A `loaded` recommender of the bundle is not loaded again.
+        The model must fit `rules`, which the alias will have, and those that it has. A `loaded`
+        recommender of the bundle is not loaded again.
 
         Raises:
             ProblemError: there is no such bundle, it is damaged or cannot be served, or the limit
@@ -155,7 +158,7 @@ class Aliases:
                         "alias_conflict", f"There are {MOST_ALIASES} aliases; remove one first."
                     )
                 previous = () if before is None else before.previous
-                return await self._change(alias, bundle, previous, loaded=loaded)
+                return await self._change(alias, bundle, previous, rules, loaded=loaded)
 
     async def _restore(
         self, alias: str, bundle: str, digest: str, previous: Sequence[tuple[str, str]]
@@ -187,7 +190,7 @@ class Aliases:
             StoreError: as `put`.
         """
         async with self._changing.for_client():
-            previous = self._find(alias).previous
+            previous = self._models.find(alias).previous
             if not previous:
                 raise ProblemError(
                     "alias_conflict", f"The alias {alias!r} stood for no other bundle before."
@@ -207,7 +210,7 @@ class Aliases:
             StoreError: as `put`.
         """
         async with self._changing.for_client():
-            self._find(alias)
+            self._models.find(alias)
             if alias == CHAMPION:
                 raise ProblemError(
                     "alias_conflict", f"The alias {CHAMPION!r} always stands for a model."
@@ -225,10 +228,10 @@ class Aliases:
         models = (*self._models.loaded, *self._models.retiring)
         await asyncio.gather(*(model.close() for model in models))
 
-    async def _check_rules(self, alias: str, model: Model) -> None:
-        """Refuse a model that the standing rules of its alias do not fit."""
+    async def _check_rules(self, alias: str, rules: Sequence[str], model: Model) -> None:
+        """Refuse a model that the standing rules of its alias, or these, do not fit."""
         try:
-            await asyncio.to_thread(self._rules.check, self._rules.of(alias, ()), model)
+            await asyncio.to_thread(self._rules.check, self._rules.of(alias, rules), model)
         except ProblemError as error:
             raise ProblemError(
                 "bundle_refused",
@@ -252,6 +255,7 @@ class Aliases:
         alias: str,
         bundle: str,
         previous: tuple[Version, ...],
+        rules: Sequence[str] = (),
         *,
         loaded: Recommender | None = None,
         back: Version | None = None,
@@ -264,7 +268,7 @@ class Aliases:
                 raise ProblemError("alias_conflict", _gone(alias, back))
             async with self._catalog_changes.joining(model), self._rules.unchanged:
                 if self._started:
-                    await self._check_rules(alias, model)
+                    await self._check_rules(alias, rules, model)
                 if old is not None and old is not model and back is None:
                     previous = (*previous, old.bundle)[-MAX_PREVIOUS:]
                 aliases = {**self._models.aliases, alias: Alias(model, previous)}
@@ -357,12 +361,6 @@ class Aliases:
         await asyncio.wrap_future(
             self._worker.read(self._worker.freeze)
         )  # the objects of the new models
-
-    def _find(self, alias: str) -> Alias:
-        try:
-            return self._models.aliases[alias]
-        except KeyError:
-            raise ProblemError("unknown_model", f"There is no alias {alias!r}.") from None
 
 
 def _refused(error: RecsysError, path: Path, bundle: str) -> ProblemError:

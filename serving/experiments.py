@@ -76,9 +76,7 @@ class Experiment:
         """The alias that answers a user: a place among the shares, by a hash with the salt."""
         key = f"{self.id}\0{user}".encode("utf-8", "surrogatepass")
         digest = hmac.digest(salt, key, "sha256")
-        position = (
-            int.from_bytes(digest[:8], "big") >> 11
-        ) / 2**53  # below 1, unlike 64 bits / 2**64
+        position = (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # of 64 bits it may be 1
         ends = [*itertools.accumulate(self.body.shares)]
         return self.aliases[bisect.bisect_right(ends[:-1], position)]
 
@@ -144,9 +142,8 @@ class Experiments(SharedState[dict[str, Experiment]]):
         experiment = self._state.get(name)
         if experiment is None:
             return None
-        uncounted = Assignment(
-            ExperimentRef.model_construct(name=name, arm=experiment.aliases[0]), None
-        )
+        first = ExperimentRef.model_construct(name=name, arm=experiment.aliases[0])
+        uncounted = Assignment(first, None)
         if user is None or now_ms() >= experiment.ends_ms:
             return uncounted
         arm = experiment.arm_of(user, self._store.database.salt)
@@ -242,12 +239,10 @@ class Experiments(SharedState[dict[str, Experiment]]):
     # Internals
 
     def _find(self, name: str) -> Experiment:
-        try:
-            return self._state[name]
-        except KeyError:
-            raise ProblemError(
-                "unknown_experiment", f"There is no experiment {name!r}; /v1/models lists them."
-            ) from None
+        if name not in self._state:
+            detail = f"There is no experiment {name!r}; /v1/models lists them."
+            raise ProblemError("unknown_experiment", detail)
+        return self._state[name]
 
     def _check(self, name: str, body: ExperimentBody) -> None:
         if len(self._state) >= MOST_EXPERIMENTS:

@@ -152,11 +152,14 @@ class Models(Collector):
         Raises:
             ProblemError: there is no such alias.
         """
+        return self.find(alias).model
+
+    def find(self, alias: str) -> Alias:
+        """What an alias stands for; errors are those of `get`."""
         if alias not in self.aliases:
-            raise ProblemError(
-                "unknown_model", f"No model has the alias {alias!r}; /v1/models lists them."
-            )
-        return self.aliases[alias].model
+            detail = f"No model has the alias {alias!r}; /v1/models lists them."
+            raise ProblemError("unknown_model", detail)
+        return self.aliases[alias]
 
     @property
     def loaded(self) -> list[Model]:

@@ -151,14 +151,14 @@ class Rules(SharedState[State]):
             await self._change(check)
 
     async def require(self, names: Sequence[str]) -> None:
-        """Refuse names that no process has a rule for.
+        """Refuse rules that no alias can have.
 
         Raises:
-            ProblemError: there is no rule of a name.
+            ProblemError: no process has a rule of a name, or they are too large together.
         """
         async with self._changing.for_client():
             await self._catch_up()
-        self._named(names)
+        await asyncio.to_thread(self._together, names)
 
     async def stand(self, alias: str, names: Sequence[str]) -> None:
         """Set the rules that apply to all requests of an alias.
@@ -170,12 +170,9 @@ class Rules(SharedState[State]):
         value = [*dict.fromkeys(names)]
 
         async def check() -> Change | None:
-            if rules := self._named(value):
+            if value:
+                rules = await asyncio.to_thread(self._together, value)
                 await asyncio.to_thread(self.check, rules, self._models.get(alias))
-                try:
-                    await asyncio.to_thread(_check_together, rules.values())
-                except RuleError as error:
-                    raise ProblemError.at("invalid_request", f"rules: {error}") from None
             return None if self.standing(alias) == value else partial(_stand, alias, value)
 
         async with self._changing.for_client():
@@ -209,6 +206,15 @@ class Rules(SharedState[State]):
                 )
         return {name: rules[name].rule for name in names}
 
+    def _together(self, names: Sequence[str]) -> dict[str, Rule]:
+        """Rules that an alias may have; `ProblemError` if one is unknown, or all are too large."""
+        rules = self._named(names)
+        try:
+            _check_together(rules.values())
+        except RuleError as error:
+            raise ProblemError.at("invalid_request", f"rules: {error}") from None
+        return rules
+
     def _checked(self, name: str, body: RuleBody) -> dict[str, Any]:
         """The parts of a rule, checked against its models, and its pins against the champion."""
         value = body.model_dump(exclude_defaults=True)
@@ -231,8 +237,7 @@ class Rules(SharedState[State]):
                 )
         aliases = _aliases_of(name, self._state)
         for alias in aliases:
-            rules = {other: self._state.rules[other].rule for other in self.standing(alias)}
-            _check_together((rules | {name: rule}).values())
+            _check_together((self._named(self.standing(alias)) | {name: rule}).values())
         for alias in (CHAMPION, *aliases):
             if alias in self._models.aliases:  # it may be one of another process
                 model = self._models.get(alias)

@@ -49,9 +49,9 @@ async def put_alias(name: PathAlias, body: AliasBody, service: Ready) -> Respons
     aliases, rules = service.state.aliases, service.state.rules
     service.state.experiments.check_name(name)
     if body.rules is not None:
-        await rules.require(body.rules)  # unknown ones are refused before a bundle is loaded
+        await rules.require(body.rules)  # wrong ones are refused before a bundle is loaded
     if body.bundle is not None:
-        await aliases.put(name, body.bundle)
+        await aliases.put(name, body.bundle, rules=body.rules or ())
     if body.rules is not None:
         await rules.stand(name, body.rules)
     return json_response(aliases.info(name))

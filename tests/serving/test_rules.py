@@ -302,8 +302,14 @@ async def test_a_bundle_that_standing_rules_do_not_fit_is_refused(client):
     response = await client.put("/v1/aliases/champion", json={"bundle": "bare"})
     assert code(response) == (409, "bundle_refused")
     assert "'summer'" in response.json()["detail"]
+    await stand(client, "champion")
+    await put(client, "all", {"boosts": BURY * 60})
+    await put(client, "more", {"boosts": BURY * 60})
+    for rules, refusal in ((["summer"], "bundle_refused"), (["all", "more"], "invalid_request")):
+        response = await client.put("/v1/aliases/champion", json={"bundle": "bare", "rules": rules})
+        assert response.json()["code"] == refusal
     info = await client.named("aliases", "champion")
-    assert info["bundle"] == "one"
+    assert (info["bundle"], info["rules"]) == ("one", [])
     assert [m["name"] for m in (await client.get("/v1/models")).json()["models"]] == ["one"]
     await stand(client, "champion", bundle="two")
     response = await client.put("/v1/aliases/champion", json={"bundle": "bare"})
