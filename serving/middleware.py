@@ -14,7 +14,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from urllib.parse import unquote_to_bytes
 
@@ -138,8 +138,9 @@ class Guard:
         if not hosts or "*" in self.hosts or path.startswith("/health/"):
             return
         host = re.sub(r":\d+$", "", hosts[0]).lower().removesuffix(".").strip("[]")
-        if path == "/metrics" and _is_address(host):
-            return
+        with suppress(ValueError):
+            if path == "/metrics" and ipaddress.ip_address(host):
+                return
         for allowed in self.hosts:
             if host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:])):
                 return
@@ -371,11 +372,3 @@ def _check_encoding(scope: AsgiScope) -> None:
 def _address(scope: AsgiScope) -> str:
     client = scope.get("client")
     return client[0] if client else "unknown"
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

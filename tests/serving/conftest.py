@@ -6,16 +6,13 @@ import logging
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
-import time
 import zlib
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from inspect import isawaitable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +21,8 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
-import uvicorn
 from oracles import PATIENCE_S, interactions_of
 from scipy import sparse
-from servers import Server
 
 from recsys.artifacts import Manifest, write_artifact
 from recsys.bundle import Bundle
@@ -40,8 +35,10 @@ from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from recsys.retrieval import ItemItem, Retrieval
 from recsys.serving.app import create_app
+from recsys.serving.server import http_server
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
+from recsys.serving.sockets import bind
 from recsys.serving.stores import open_store
 from recsys.vocabulary import Vocabulary
 
@@ -335,63 +332,29 @@ def settings(tmp_path, imported, monkeypatch):
 
 
 @contextmanager
-def serve_in_thread(settings, **parts):
-    app = create_app(settings, **parts)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+def serve_in_thread(settings, seen=None, **parts):
+    """The service behind its own HTTP server; `seen` gets the paths of its requests."""
+    app, ready = create_app(settings, **parts), threading.Event()
+    service = app.state.service
+    service.on_phase = lambda service: ready.set()
+
+    async def noted(scope, receive, send):
+        if seen is not None and scope["type"] == "http":
+            seen.append(scope["path"])
+        await app(scope, receive, send)
+
+    server = http_server(noted, settings)
+    listener, url = bind("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    with listener:
         thread.start()
         try:
-            deadline = time.monotonic() + PATIENCE_S
-            while app.state.service.phase is Phase.STARTING:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            assert app.state.service.phase is Phase.READY, app.state.service.failure
-            yield f"http://127.0.0.1:{port}"
+            assert ready.wait(PATIENCE_S)
+            assert service.phase is Phase.READY, service.failure
+            yield url
         finally:
             server.should_exit = True
             thread.join()
-
-
-@asynccontextmanager
-async def answer_http(answer):
-    """A server that answers (head, body) with JSON, or (status, JSON); None hangs up."""
-    serving: list[Any] = []
-
-    async def talk(reader, writer):
-        serving.append(asyncio.current_task())
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                length = head.lower().partition("content-length: ")[2].split("\r\n")[0]
-                found = answer(head, await reader.readexactly(int(length or 0)))
-                found = await found if isawaitable(found) else found
-                if found is None:
-                    break
-                status, body = found if isinstance(found, tuple) else (200, found)
-                text = json.dumps(body).encode()
-                line = f"HTTP/1.1 {status} OK\r\nContent-Length: {len(text)}\r\n\r\n"
-                writer.write(line.encode() + text)
-        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
-            pass
-        writer.close()
-
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    try:
-        yield Server(*server.sockets[0].getsockname())
-    finally:
-        server.close()
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
-        await asyncio.sleep(0)  # lets the transports close
-
-
-@pytest.fixture(scope="session")
-def answering():
-    return answer_http
 
 
 class ShopClient(httpx.AsyncClient):

@@ -3,15 +3,10 @@ import pytest
 
 from recsys.serving import client as client_module
 from recsys.serving.client import Client, ServiceError
+from recsys.serving.errors import ProblemError, problem_body
 from recsys.serving.schemas.rules import RuleList
 
-PROBLEM = {
-    "type": "urn:recsys:problem:queue_full",
-    "title": "Too many requests are waiting",
-    "status": 429,
-    "code": "queue_full",
-    "detail": "The queue is full; try again shortly.",
-}
+PROBLEM = problem_body(ProblemError("queue_full", "The queue is full."), None)
 
 
 def test_every_method_calls_the_service(settings, recommender, serving):

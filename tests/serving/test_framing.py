@@ -81,12 +81,10 @@ def talk(address, sent):
     """All bytes of the answers, until the server closes the connection."""
     with socket.create_connection(address, timeout=PATIENCE_S) as connection:
         received = b""
-        try:
+        with suppress(ConnectionError):
             connection.sendall(sent)
             while piece := connection.recv(65536):
                 received += piece
-        except ConnectionError:
-            pass
         return received
 
 

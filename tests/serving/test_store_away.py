@@ -1,24 +1,12 @@
 """The service without its store: at the start, and later."""
 
-import sqlite3
+import asyncio
+import threading
 
 import pytest
+from oracles import PATIENCE_S
 
-from recsys.serving import service as service_module
-from recsys.serving.stores import sqlite
-from recsys.serving.stores.records import StoreError
-
-
-async def test_a_start_without_the_store_fails_with_its_reason(
-    settings, recommender, running, monkeypatch
-):
-    def away(*arguments, **options):
-        raise StoreError("store postgresql://db/shop: connection refused")
-
-    monkeypatch.setattr(service_module, "open_store", away)
-    async with running(settings, recommender=recommender) as (client, service):
-        assert "connection refused" in str(service.failure)
-        assert (await client.get("/health/ready")).status_code == 503
+from recsys.serving.stores import history, open_store, sqlite
 
 
 @pytest.mark.parametrize("without", [False, True])
@@ -37,20 +25,33 @@ async def test_readiness_depends_on_the_store_if_it_is_to(
         assert (await client.post("/v1/recommendations", json=body)).status_code == 200
 
 
-async def test_a_locked_store_is_noticed_and_answered_in_time(
-    settings, recommender, running, monkeypatch
+async def test_an_import_by_another_process_locks_the_store_and_loses_nothing(
+    settings, recommender, running, monkeypatch, write_dataset, until
 ):
     # A write may come while another one waits, and then waits as long itself.
     default = type(settings).model_fields["deadline_ms"].default / 1000
     assert default / 2 > 2 * sqlite.BUSY_TIMEOUT_S
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
+    dataset = write_dataset([("ada", "item-4", 1), ("ada", "item-5", 2)], "newer")
+    locked, free, replace_seed = threading.Event(), threading.Event(), history.replace_seed
+
+    def slow(*arguments):
+        return locked.set() or (free.wait(PATIENCE_S) and replace_seed(*arguments))
+
+    monkeypatch.setattr(history, "replace_seed", slow)
     async with running(settings, recommender=recommender) as (client, service):
-        lock = sqlite3.connect(settings.store, isolation_level=None)
-        lock.execute("BEGIN IMMEDIATE")
-        event = {"events": [{"user": "ada", "item": "item-3"}]}
-        response = await client.post("/v1/events", json=event)
-        assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
-        lock.execute("ROLLBACK")
-        lock.close()
-        assert (await client.post("/v1/events", json=event)).status_code == 200
+
+        async def post(item):
+            body = {"events": [{"user": "ada", "item": item}]}
+            return (await client.post("/v1/events", json=body)).json().get("code")
+
+        assert await post("item-3") is None
+        other = asyncio.gather(asyncio.to_thread(open_store, settings.store, histories=dataset))
+        await until(locked.is_set)
+        assert await post("item-6") == "store_unavailable"
+        free.set()
+        (await other)[0].close()
+        assert await post("item-7") is None
+        events = (await client.get("/v1/users/ada/history")).json()["events"]
+        assert [event["item"] for event in events] == ["item-7", "item-3", "item-5", "item-4"]
         assert not service.store.database.is_away

@@ -1,10 +1,11 @@
 """The door, before replicas that are lost, busy or slow; no Ray."""
 
+import asyncio
 import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import httpx
 import pytest
@@ -128,6 +129,34 @@ async def test_the_door_refuses_a_large_body(client, replicas):
     response = await client.post("/v1/recommendations", content=b"x" * 2001)
     assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
     assert replicas.asked == []
+
+
+async def test_large_bodies_at_the_door_are_limited_together(replicas):
+    gate, size = asyncio.Event(), 1 << 20
+
+    async def ask(call, session):
+        await gate.wait()
+        return GOOD
+
+    replicas.ask = ask
+    receive = AsyncMock(return_value={"type": "http.request", "body": bytes(size)})
+    door = Door(replicas, deadline_ms=60_000, max_body_bytes=size)
+    scope = {"type": "http", "method": "POST", "path": ASK, "headers": []}
+    asked = [asyncio.create_task(door(Request({**scope}, receive))) for _ in range(10)]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    gate.set()
+    assert [(await task).status_code for task in asked] == [200] * 8 + [429] * 2
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, 3), (5, 5)])
+def test_a_replica_computes_on_the_cores_that_ray_gives_it(tmp_path, monkeypatch, given, used):
+    ray = MagicMock()
+    ray.get_runtime_context().get_assigned_resources.return_value = {"CPU": 3.0}
+    monkeypatch.setattr(deployment, "import_ray", lambda: ray)
+    monkeypatch.delattr(deployment.ServedReplica, "__del__")
+    settings = ServingSettings(bundle=tmp_path, histories=None, keys=None, threads=given)
+    assert deployment.ServedReplica(settings.model_dump()).settings.threads == used
 
 
 @pytest.mark.parametrize(
