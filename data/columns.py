@@ -7,7 +7,7 @@ and the flag that decides.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from recsys.data.column_words import (
     rank,
     words,
 )
+from recsys.data.day_orders import share_of_times
 from recsys.data.layouts import refuse_without_header
 from recsys.data.refunds import lines_of_returns
 from recsys.data.report import sentence
@@ -37,6 +38,8 @@ from recsys.data.sample import (
     FILE_ORDER,
     NEEDED,
     NO_COLUMN,
+    SHARE_OF_TIMES,
+    SURE_SHARE,
     Chosen,
     Found,
     Roles,
@@ -50,6 +53,7 @@ from recsys.errors import DataError
 from recsys.event_names import normalised
 
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
+FEW_PERSONS = 20  # below this, values of an unknown name are no persons
 SHARE_OF_PERSONS = 0.05  # of the rows; a column that names fewer buyers is nearly empty
 # Roles of all columns that fit: any of them may say yes.
 SEVERAL = ("unavailable", "taken_back", "order_status")
@@ -130,21 +134,44 @@ def recognise_events(
 
 
 def _refuse_persons(sample: Sample, roles: Roles, session: str) -> None:
-    """Raise a DataError if a column names who bought, of whom some have several orders."""
-    free = free_columns(sample, roles)
-    for name in (name for name in free if rank(name, EVENT_WORDS["person"]) is not None):
-        if sample.counts[name] > 1 or not len(sample.texts(name)):
+    """Raise a DataError if a column tells who bought, of whom some have several orders.
+
+    Its name says so, or it has one value in each order, such as a number or two words, and fewer
+    values than there are orders, but no few.
+    """
+    is_order = rank(session, EVENT_WORDS["session"][:2]) is not None
+    for name in free_columns(sample, roles):
+        named = rank(name, EVENT_WORDS["person"]) is not None
+        if sample.counts[name] > 1 or not (named or (is_order and _may_be_persons(sample, name))):
             continue
         ids = [pc.utf8_trim_whitespace(as_text(sample.table[n])) for n in (name, session)]
         rows = pa.table(ids, ["person", "order"])
         nobody = pc.or_(is_no_id(rows["person"]), each(rows["person"], is_placeholder))
         rows = rows.filter(pc.invert(nobody))
-        persons = pc.count_distinct(rows["person"]).as_py()
-        orders = rows.group_by(["person", "order"]).aggregate([]).num_rows
-        if rows.num_rows >= SHARE_OF_PERSONS * sample.table.num_rows and 1 < persons < orders:
+        persons, orders = (pc.count_distinct(column).as_py() for column in rows.columns)
+        pairs = rows.group_by(["person", "order"]).aggregate([]).num_rows
+        of_rows = SHARE_OF_PERSONS if named else 1 - SHARE_OF_PERSONS
+        fits = pairs == orders and persons >= FEW_PERSONS and 0.1 * orders <= persons < 0.9 * orders
+        if rows.num_rows >= of_rows * sample.table.num_rows and (
+            fits if not named else 1 < persons < pairs
+        ):
             said = {"name": name, "count": rows.num_rows, "shown": examples(rows["person"])}
             said |= {"session": session, "person": shlex.quote(f"user={name}")}
             raise DataError(f"{sentence('persons', path=sample.path, **said)}\n{sample.show()}")
+
+
+def _may_be_persons(sample: Sample, name: str) -> bool:
+    """Whether most values of a column without a known name are ids or names of two words."""
+    values, key = sample.texts(name), normalised(name)
+    known = {**EVENT_WORDS, **EVENT_FIELDS}.values()
+    if any(rank(name, groups) is not None for groups in known) or is_of_later(name):
+        return False
+    if any(word in key for word in words("of_orders") | words("amounts") | words("beside_sales")):
+        return False
+    forms = (share_of(values, form) >= SURE_SHARE for form in (r"^\S*\d\S*$", r"^\D*\S\s+\S\D*$"))
+    times = share_of_times(sample.table[name], TimeRules("auto", "UTC", None, 0))[1]
+    is_id = share_of(values, candidates.NO_IDS) < 1 - SURE_SHARE and times < SHARE_OF_TIMES
+    return any(forms) and is_id
 
 
 def mapped(sample: Sample, chosen: Chosen, mapping: Mapping[str, str], *, of_items: bool) -> Roles:
@@ -163,8 +190,6 @@ def mapped(sample: Sample, chosen: Chosen, mapping: Mapping[str, str], *, of_ite
         if chosen.get(kind) is not None and not (kind in NEEDED and chosen[kind] == NO_COLUMN):
             continue
         if name not in sample.table.column_names:
-            if kind in ("nanosecond", "millisecond"):
-                continue
             without = "" if kind in NEEDED else f", or go on without it: --column {kind}=none"
             said = {"path": sample.path, "name": name, "kind": kind, "without": without}
             raise DataError(f"{sentence('no_column_of_first_run', **said)}\n{sample.show()}")
@@ -351,38 +376,15 @@ def _take_published(ranked: list[tuple[int, str]], roles: Roles) -> None:
 
 
 def _take_clock(sample: Sample, chosen: Chosen, roles: Roles) -> None:
-    """Find the time of day, or what divides seconds, in a column of its own."""
+    """Find the time of day in a column of its own."""
     if chosen.get("clock") is not None or "timestamp" not in roles:
         return
-    free, name = free_columns(sample, roles), roles["timestamp"].column
-    stem = name.removesuffix("seconds")  # {"_seconds": 1767225600, "_nanoseconds": 5000000}
-    below = [n for n in (f"{stem}nanoseconds", f"{stem}nanos") if n in free and stem != name]
-    if below:
-        roles["nanosecond"] = Found(below[0], "by name: it divides the seconds")
-    for part in free if not below else ():
-        if normalised(part) in words("milliseconds"):
-            texts, times = sample.texts(part), sample.texts(name)
-            if share_of(texts, r"^\d{1,3}$") == 1 and not share_of(times, r"[.,]\d|^\d{11}"):
-                roles["millisecond"] = Found(part, "by name: it divides the seconds")
     clocks = candidates.clocks_beside_dates(sample, roles)
     ranked = [n for n, reads in clocks.items() if reads]
     named = [n for n in ranked if rank(n, EVENT_WORDS["clock"]) is not None]
     if len(ranked) == 1 or len(named) == 1:
         roles["clock"] = Found((named or ranked)[0], "by content: the time of day of each date")
-    elif hours := _numbered_below_100(sample, list(clocks), "hours"):
-        roles["clock hour"] = Found(hours[0], "by name and content: the hour of each date")
-        if minutes := _numbered_below_100(sample, free, "minutes"):
-            roles["clock minute"] = Found(
-                minutes[0], "by name and content: the minute of each date"
-            )
-
     half = r"(?i)^[ap]\. ?m\.$|^[ap]m$"
     for part in free_columns(sample, roles) if all_of("clock", roles) else ():
         if sample.counts[part] == 1 and share_of(sample.texts(part), half) == 1:
             roles["clock half"] = Found(part, "by content: the half of the day")
-
-
-def _numbered_below_100(sample: Sample, names: Iterable[str], unit: str) -> list[str]:
-    """The columns with the name of a unit of time that hold its numbers."""
-    named = [name for name in names if normalised(name) in words(unit)]
-    return [name for name in named if share_of(sample.texts(name), r"^\d{1,2}$") == 1]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from recsys.data import returns
 from recsys.data.availability import each
@@ -18,13 +20,13 @@ from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
 from recsys.data.files import Damage
 from recsys.data.first_rows import FirstRows
-from recsys.data.grouped_rows import LINE, OfOrders, filled_down, with_lines
+from recsys.data.grouped_rows import LINE, OfOrders, filled_down, number_of_orders, with_lines
 from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import FIELDS, LATEST, ItemCleaner, ItemFields, ids_of_names
 from recsys.data.numbers import read_ratings
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig, events_table
-from recsys.data.refunds import TakenBack
+from recsys.data.refunds import TakenBack, earlier_states
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.sample import Found, Roles
 from recsys.data.service_lines import wildcard
@@ -36,7 +38,6 @@ from recsys.event_names import is_denied, level
 MAX_TYPES = 255
 BESIDE_ITEMS = ("title", "category", "brand")  # in cells of several items
 NUMBERS_BESIDE_ITEMS = ("price", "quantity")  # such as 10,50, which a comma does not divide
-CLOCKS = ("clock", "clock hour", "clock minute")  # roles of what stands beside a date
 NO_TYPE = "(empty)"
 
 
@@ -78,7 +79,7 @@ class EventReader:
     def __post_init__(self) -> None:
         columns = {r: match.column for r, match in self.roles.items() if r in FIELDS}
         self.fields = ItemFields(columns)
-        self.taken_back = TakenBack(self.roles, self.report, self.first.pieces)
+        self.taken_back = TakenBack(self.roles, self.report)
 
     @property
     def sessions(self) -> str | None:
@@ -147,6 +148,13 @@ class EventReader:
         new = self.config.mapping is not None
         self.taken_back.find_files([file.path for file in files], new=new)
         left, counts = 0, "quantity" in self.roles
+        order = number_of_orders(files[0].names, used)
+        used |= {order} if order else set()
+        parts = {
+            f.path: filled_down(f.batches(None if counts else used), self.of_orders, Report())
+            for f in files
+        }
+        earlier = earlier_states(parts, self.roles, order, self.taken_back)
         lines = self.first.cells.mark == "\n" or self.config.clean.item_separator == "none"
         for file in files:
             damage = Damage()
@@ -156,7 +164,8 @@ class EventReader:
             )
             rows = file.batches(None if counts else used, damage)
             rows = filled_down(rows, self.of_orders, self.report)
-            for batch in with_lines(rows, used, file) if counts else rows:
+            rows = with_lines(rows, used, file) if counts else rows
+            for batch in self._latest(rows, earlier[file.path]):
                 table = _without_open_quotes(batch, self.roles, file, damage, lines=lines)
                 table = self._split(table)
                 self.report.rows += table.num_rows
@@ -175,6 +184,19 @@ class EventReader:
             where = files[0].path if len(files) == 1 else files[0].path.parent
             reasons = self.report.in_words()
             raise DataError(f"{where}: no usable rows are left" + (reasons and f". {reasons}"))
+
+    def _latest(self, parts: Iterable[pa.Table], earlier: NDArray[np.int64]) -> Iterator[pa.Table]:
+        """The rows, without those with an earlier state of their line (`earlier_states`)."""
+        start = 0
+        for rows in parts:
+            first, last = np.searchsorted(earlier, (start, start + rows.num_rows))
+            keep = np.ones(rows.num_rows, bool)
+            keep[earlier[first:last] - start] = False
+            start += rows.num_rows
+            self.report.rows += int(last - first)
+            self.report.remove("rows_of_earlier_states_dropped", int(last - first), items=None)
+            if keep.any():
+                yield rows.filter(pa.array(keep))
 
     def _split(self, table: pa.Table) -> pa.Table:
         """One row for each item, where cells hold several or numbers of pieces."""
@@ -233,9 +255,8 @@ class EventReader:
             made["named"] = reduce(pc.or_, masks)
         if "timestamp" in self.roles:
             times = column["timestamp"]
-            clocks = [as_strings(column[role], role, path) for role in CLOCKS if role in column]
-            if clocks:
-                times = with_clocks(times, *clocks, whole="clock" in column)
+            if "clock" in column:
+                times = with_clocks(times, as_strings(column["clock"], "clock", path))
             if "clock half" in column:
                 half = pc.fill_null(as_strings(column["clock half"], "clock", path), "")
                 times = pc.binary_join_element_wise(times, half, " ")
@@ -243,13 +264,6 @@ class EventReader:
             for rule in CHANGES:
                 self.report.add(rule, self.counts.pop(rule, 0))
             made["timestamp"], made["nanosecond"] = moments.second, moments.nanosecond
-            for role, size in (("nanosecond", 1), ("millisecond", 1_000_000)):
-                if role in column:
-                    below = as_strings(column[role], role, path)
-                    fits = rf"^\d{{1,{10 - len(str(size))}}}$"
-                    below = pc.if_else(pc.match_substring_regex(below, fits), below, "0")
-                    below = pc.fill_null(pc.cast(below, pa.int32()), 0)
-                    made["nanosecond"] = pc.multiply(below, pa.scalar(size, pa.int32()))
             local, zoned, names = find_zones(times)
             self.report.add("times_with_a_zone", zoned, names)
             self.report.add("times_without_a_zone", local)
@@ -267,8 +281,8 @@ class EventReader:
         pieces = None
         if "quantity" in self.roles:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            pieces = returns.read_pieces(texts, self.first.pieces)
-            unclear = returns.unclear_pieces(texts, self.first.pieces)
+            pieces = returns.read_pieces(texts)
+            unclear = returns.unclear_pieces(texts)
             self.report.add("pieces_of_three_digits", len(unclear), unclear[:EXAMPLES].to_pylist())
             nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
             odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))

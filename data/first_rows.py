@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +19,7 @@ from recsys.data.numbers import read_numbers
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.report import sentence
-from recsys.data.returns import forms_of_pieces, read_pieces
+from recsys.data.returns import read_pieces
 from recsys.data.sample import SAMPLE_ROWS, Chosen, Roles, Sample, free_columns
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
@@ -41,7 +39,6 @@ class FirstRows:
         nobody: ids of users that stand for nobody, where other columns say who they are.
         prefix: before ids of sessions that stand for users; empty if these are told apart without.
         service: finds the lines that are no products.
-        pieces: texts that show what marks in numbers of pieces mean (`forms_of_pieces`).
         without_id: whether an item has a title and no id.
         without_user: whether an order has rows with a user and rows without one.
         conditions: (column, pattern) by which the settings name such lines in the events.
@@ -52,14 +49,12 @@ class FirstRows:
     prefix: str
     service: service_lines.ServiceLines
     conditions: Conditions
-    pieces: list[str]
     without_id: bool
     without_user: bool
 
 
 def look_at(
     sample: Sample,
-    events: Sequence[TableFile],
     roles: Roles,
     items: TableFile | None,
     described: Sample | None,
@@ -145,23 +140,8 @@ def look_at(
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
     service.ask(titles, stops=not config.new_items)  # nobody answers at night
-    shown = known_form.get("pieces", []) + _pieces(events, roles)
     without_id = "title" in roles and pc.any(is_no_id(cells)).as_py()
-    return FirstRows(form, nobody, prefix, service, conditions, shown, without_id, without_user)
-
-
-def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:
-    """What marks in numbers of pieces mean, by all files, if the first rows of one have such."""
-    if "quantity" not in roles:
-        return []
-    name = roles["quantity"].column
-
-    def texts(file: TableFile) -> Iterator[pa.ChunkedArray]:
-        return (as_strings(batch[name], "quantity", file.path) for batch in file.batches([name]))
-
-    first = [column for file in files for column in islice(texts(file), 1)]
-    marked = any(pc.any(pc.match_substring_regex(column, "[.,]")).as_py() for column in first)
-    return forms_of_pieces(column for file in files for column in texts(file)) if marked else []
+    return FirstRows(form, nobody, prefix, service, conditions, without_id, without_user)
 
 
 def _patterns(

@@ -155,15 +155,20 @@ def filled_down(
     yield from () if of_orders.names else parts
 
 
+def number_of_orders(names: Iterable[str], used: Set[str]) -> str:
+    """The column with the numbers of orders, one that is used if there is; empty without any."""
+    groups = EVENT_WORDS["session"][:2]
+    orders = [name for name in names if rank(name, groups) is not None]
+    return min(orders, key=lambda name: (name not in used, order(name, groups)), default="")
+
+
 def with_lines(parts: Iterable[pa.Table], used: Set[str], file: TableFile) -> Iterator[pa.Table]:
     """The used columns of rows with all columns, and `line`, as in `RawData.events`."""
-    names = EVENT_WORDS["session"][:2]
-    orders = [name for name in file.names if rank(name, names) is not None]
-    orders.sort(key=lambda name: (name not in used, order(name, names)))
+    order = number_of_orders(file.names, used)
     with duckdb.connect(":memory:") as engine:
         for rows in parts:
             columns = [f"c{number}" for number in range(rows.num_columns)]
-            own = [f"CAST(c{rows.column_names.index(name)} AS VARCHAR)" for name in orders[:1]]
+            own = [f"CAST(c{rows.column_names.index(order)} AS VARCHAR)"] if order else []
             engine.register("rows", rows.rename_columns(columns))
             line = engine.execute(
                 f"SELECT (hash({', '.join(['0', *own])}) >> 32 << 32) "  # noqa: S608

@@ -10,7 +10,6 @@ import io
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -33,20 +32,17 @@ from recsys.errors import DataError
 
 LINES, LONGEST = 1000, 1 << 20  # lines that show the layout, and characters of one
 FEW_LINES = 5  # below this, lengths of lines say nothing
-SAME_LENGTH = 0.6  # of the lines of a table
 VALUE = r"[\d.,:/ TZ+-]*\d[\d.,:/ TZ+-]*"  # a number, a date or a time is no name of a column
 NUMBERED = re.compile(r"(.*?)[\s_.-]*(\d+)[\s_.-]*(\D*)")
 ITEMS = re.compile(
     "(line ?)?(item|product|produkt|artikel|article|sku|producto|prodotto)s?"
     "([ _-]?(id|nr|no|code|name))?"
 )
-LABEL = r"^([^,;|\t:]+)(?::\s+|\t(?=[^\t]*[,;|][^\t]*$))"  # of a basket: T0: milk, tea
 # What divides the columns of a page, and its rows.
 RULE, BLANKS, RULED = r"\s*\|\s*", r"\s{2,}|\t+", r"[\s|+:=-]*"
 # How much of an item is in a basket, where each item has a column; and none of it.
 PIECES = r"(?i)^(\d{1,3}(\.0+)?|true|false|yes|no|x|[tfyn])$"
 NO_PIECES = r"(?i)^(0(\.0+)?|false|no|[fn])?$"
-FEW_ITEMS = 3  # columns with items that some basket has
 # Records such as Product ID: 1, Product Qty: 2 | Product ID: 3, Product Qty: 1
 # The first pattern costs next to nothing, and the second much even for a few texts.
 LISTED = (":[^,|]*,[^:]*:", r"^\s*\pL[\pL ]*:[^,|]*,\s*\pL[\pL ]*:")
@@ -105,7 +101,7 @@ def _other_layout(file: TableFile, *, named: bool = False) -> Layout | None:
 
 
 def _of_lines(file: TableFile) -> Layout | None:
-    """A text file with `::` between its columns, or a basket on each line."""
+    """A text file with `::` or, as on a page, blanks or lines between its columns."""
     lines = list(islice(filter(None, _lines(file)), LINES))
     first = lines[0] if lines else ""
     if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
@@ -119,103 +115,30 @@ def _of_lines(file: TableFile) -> Layout | None:
         names = next(cells, [])
         if known_names(names) > 1 and (framed or "  " in header):
             return Layout("aligned", names, cells, {})
-    labelled = all(re.match(LABEL, line) for line in lines)
-    bare = [re.sub(LABEL, "", line) if labelled else line for line in lines]
-    marks = [mark for mark in ("\t", ";", "|", ",") if any(mark in line for line in bare)]
-    is_divided = len(file.columns) > 1 and not labelled
-    mark = file.delimiter if is_divided else (*marks, " ")[0]
-
-    def divided(lines: Iterable[str]) -> Iterator[list[str]]:
-        if labelled:
-            lines = (re.sub(LABEL, rf"\1{mark}", line) for line in lines)
-        return csv.reader(lines, delimiter=mark)
-
-    rows = [row for row in divided(lines) if row]
-    lengths = Counter(map(len, rows))
-    is_table = not rows or max(lengths.values()) >= SAME_LENGTH * len(rows) or known_names(rows[0])
-    if len(rows) < FEW_LINES or (is_table and not labelled and not _are_baskets(rows)):
-        return None
-    before = _before_items([row[:2] for row in rows] if labelled else rows, labelled=labelled)
-    baskets = (
-        [number, *row[: len(before)], item.strip()]
-        for number, row in enumerate(divided(_lines(file)), 1)
-        for item in row[len(before) :]
-        if item.strip()
-    )
-    said = {"sizes": " to ".join(map(str, sorted({min(lengths), max(lengths)})))}
-    return Layout("baskets", ["order", *before, "item"], baskets, said)
-
-
-def _are_baskets(rows: list[list[str]]) -> bool:
-    """Whether texts of the first row are in other columns of other rows, as items of baskets are.
-
-    >>> rows = [["tea", "jam", "ink"], ["jam", "ink", "tea"]]
-    >>> _are_baskets(rows), _are_baskets([["u1", "tea", "view"], ["u2", "tea", "view"]])
-    (True, False)
-    """
-    length = max(map(len, rows))
-    columns = [{row[n] for row in rows[1:] if n < len(row)} for n in range(length)]
-    moved = [
-        text for place, text in enumerate(rows[0]) if not re.fullmatch(VALUE, text)
-        and any(text in column for n, column in enumerate(columns) if n != place)
-    ]  # fmt: skip
-    return length > 2 and len(moved) >= min(2, len(rows[0]))
+    return None
 
 
 def _without_items(file: TableFile) -> Layout | None:
-    """A table without a column of items: each item has a column, or records are in one."""
+    """A table without a column of items, or with nothing else: records are in one column."""
     if len(file.names) == 1 and rank(file.names[0], EVENT_WORDS["item"]) is not None:
         return _with_records_of(file, "only_items", [], file.names, lambda _: [[]], {})
     sample = Sample(file.path, file.sample(LINES))
     texts = {name: sample.texts(name) for name, count in sample.counts.items() if count == 1}
-    bought = {name: _bought(name, values, sample) for name, values in texts.items()}
-    counts = [name for name, rows in bought.items() if rows is not None]
-    listed = (n for n in texts if all(share_of(texts[n], p) >= MOST_KNOWN for p in LISTED))
-    lists = [*islice(listed, 1)]
-    is_wide = 2 * len(counts) >= len(file.names) and sum(map(bool, bought.values())) >= FEW_ITEMS
-    inside = counts if is_wide else lists
-    others = [name for name in file.names if name not in inside]
+    lists = (n for n in texts if all(share_of(texts[n], p) >= MOST_KNOWN for p in LISTED))
+    inside = next(lists, None)
+    others = [name for name in file.names if name != inside]
     is_named = has_role("item", others) or any(rank(n, EVENT_FIELDS["title"]) == 0 for n in others)
-    if not inside or is_named:
+    if inside is None or is_named:
         return None
-    cells = [PAIR.findall(cell) for cell in ([] if is_wide else texts[inside[0]].to_pylist())]
-    fields = dict.fromkeys(name for cell in cells for name, _ in cell)
+    cells = texts[inside].to_pylist()
+    fields = dict.fromkeys(name for cell in cells for name, _ in PAIR.findall(cell))
 
     def records(row: Mapping[str, Any]) -> Iterator[list[Any]]:
-        cell = {name: str("" if row[name] is None else row[name]) for name in inside}
-        if is_wide:
-            some = [(n, text) for n, text in cell.items() if not re.match(NO_PIECES, text)]
-            yield from ([n, text if text[0].isdigit() else 1] for n, text in some)
-        else:
-            named = (dict(PAIR.findall(part)) for part in cell[inside[0]].split("|"))
-            yield from ([*map(record.get, fields)] for record in named)
+        named = (dict(PAIR.findall(part)) for part in str(row[inside] or "").split("|"))
+        yield from ([*map(record.get, fields)] for record in named)
 
-    said = {"first": inside[0], "last": inside[-1], "shown": examples(texts[inside[0]])[:60]}
-    key, names = ("columns_of_items", ["item", "quantity"]) if is_wide else ("fields", [*fields])
-    return _with_records_of(file, key, names, others, records, said)
-
-
-def _bought(name: str, values: pa.ChunkedArray, sample: Sample) -> int | None:
-    """The baskets with the item of this name; None if the column does not count pieces of one."""
-    is_other = known_names([name]) and rank(name, EVENT_WORDS["item"]) is None
-    rows = round(len(values) * (1 - share_of(values, NO_PIECES)))
-    if is_other or rows == sample.table.num_rows or (len(values) and share_of(values, PIECES) < 1):
-        return None
-    return rows
-
-
-def _before_items(rows: list[list[str]], *, labelled: bool) -> list[str]:
-    """Names of the columns before the items of a basket, none of whose values is an item."""
-    names: list[str] = []
-    for number in range(min(map(len, rows)) - 1):
-        values = [row[number] for row in rows]
-        if not {*values}.isdisjoint(value for row in rows for value in row[number + 1 :]):
-            break
-        times = share_of_times(pa.chunked_array([values]), TimeRules("auto", "UTC", None, 0))[1]
-        is_user = "user" not in names and (labelled or len({*values}) < len(values))
-        other = "user" if is_user else f"column{number + 1}"
-        names.append("timestamp" if times > SAME_LENGTH and "timestamp" not in names else other)
-    return names
+    said = {"first": inside, "shown": examples(texts[inside])[:60]}
+    return _with_records_of(file, "fields", [*fields], others, records, said)
 
 
 def _with_double_colons(file: TableFile, rows: list[list[str]]) -> Layout:

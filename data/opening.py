@@ -107,12 +107,16 @@ class TableFile:
         return replace(self, columns=names, values=names, has_header=False)
 
     def batches(
-        self, used: Iterable[str] | None = None, damage: Damage | None = None
+        self,
+        used: Iterable[str] | None = None,
+        damage: Damage | None = None,
+        *,
+        may_be_empty: bool = False,
     ) -> Iterator[pa.Table]:
         """Read the used columns (None: all) some rows at a time, and count what cannot be read.
 
         Raises:
-            DataError: a file without rows, or one that is damaged as a whole.
+            DataError: a file without rows, unless it may be, or one that is damaged as a whole.
         """
         damage = Damage() if damage is None else damage
         chosen = [
@@ -134,8 +138,14 @@ class TableFile:
                 damage.good += batch.num_rows
                 if batch.num_rows:
                     yield batch.rename_columns([names[name] for name in batch.column_names])
-        if not rows and not damage.rows:
+        if not rows and not damage.rows and not may_be_empty:
             raise DataError(f"{self.path}: no rows in it")
+
+    def has_rows(self) -> bool:
+        """Whether the file has rows, of which all may be damaged."""
+        damage = Damage()
+        rows = next(self.batches(damage=damage, may_be_empty=True), None)
+        return rows is not None or damage.rows > 0
 
     def read(self, damage: Damage) -> pa.Table:
         """Read the whole file; a column that changes its type between blocks becomes text.

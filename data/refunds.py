@@ -6,25 +6,60 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from recsys.data import returns
 from recsys.data.availability import answers, each, is_missing, plain_answer
-from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, words
+from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, is_of_later, rank, words
+from recsys.data.event_table import connected
 from recsys.data.report import Report, sentence
 from recsys.data.sample import NO_COLUMN, Chosen, Found, Roles, Sample, free_columns, share_of
-from recsys.data.texts import as_strings
+from recsys.data.texts import as_strings, as_text
 from recsys.event_names import normalised
 
 MOST_FILLED = 0.5  # share of the rows that may have the number of a return
 SHARE_OF_NUMBERS = 0.9
+SORTING_GB = 2.0  # memory for the states of all lines; what does not fit goes to a file
+FEW_CHANGED = 5  # lines with several states, below which they may be equal lines of an order
+# A file has a row for each state of a line if most lines that were taken back have another row, and
+# nearly all with several rows several states. There, the first row is the latest if most lines are
+# taken back before they are sold. In others, equal lines are pieces, of which some were returned.
+EARLIER_STATES = f"""
+    WITH of_files AS (
+        SELECT
+            file, line, count(*) AS rows, min(state) <> max(state) AS several,
+            bool_or(back) AS back, arg_min(back, place) AS back_first,
+            arg_min(state, place) AS first, arg_max(state, place) AS last
+        FROM lines GROUP BY file, line
+    ), logs AS (
+        SELECT
+            file,
+            2 * count(*) FILTER (several AND back_first) > count(*) FILTER (several AND back)
+                AS is_newest_first
+        FROM of_files GROUP BY file HAVING
+            count(*) FILTER (several AND back)
+                >= greatest({FEW_CHANGED}, 0.8 * count(*) FILTER (back))
+            AND count(*) FILTER (several) >= 0.95 * count(*) FILTER (rows > 1)
+    ), latest AS (
+        SELECT line, max(file) AS last_file FROM lines GROUP BY line
+        HAVING min(state) <> max(state)
+    )
+    SELECT file, place
+    FROM lines JOIN latest USING (line) JOIN of_files USING (file, line) LEFT JOIN logs USING (file)
+    WHERE file < last_file
+        OR state <> CASE is_newest_first WHEN true THEN first WHEN false THEN last END
+    ORDER BY ALL
+"""  # noqa: S608
 
 
 def refunds(sample: Sample, roles: Roles, chosen: Chosen) -> Roles:
@@ -148,13 +183,11 @@ class TakenBack:
     Attributes:
         roles: of the columns.
         report: is increased by the pieces that were taken back.
-        shown: texts that show what marks in numbers of pieces mean.
         files: those that hold returns, by their names, and those of cancelled orders.
     """
 
     roles: Roles
     report: Report
-    shown: Sequence[str]
     files: dict[Path, str] = field(default_factory=dict)
 
     def find_files(self, paths: Sequence[Path], *, new: bool) -> None:
@@ -239,7 +272,7 @@ class TakenBack:
         }
         if not texts:
             return pieces
-        of_returns, of_cancellations = returns.pieces_taken_back(texts, self.shown)
+        of_returns, of_cancellations = returns.pieces_taken_back(texts)
         alone = pc.and_(pc.fill_null(pc.equal(pieces, 0), False), pc.greater(of_returns, 0))
         pieces = pc.if_else(alone, pc.negate(of_returns), pieces)  # a row of its own
         taken = pc.add(of_returns, of_cancellations)
@@ -251,3 +284,68 @@ class TakenBack:
         part = pc.and_not(some, all_of_row)
         self.report.add("pieces_taken_back", pc.sum(part).as_py() or 0)
         return pc.if_else(part, pc.subtract(pieces, taken), pieces)
+
+
+def earlier_states(
+    files: Mapping[Path, Iterable[pa.Table]], roles: Roles, order: str, taken: TakenBack
+) -> dict[Path, NDArray[np.int64]]:
+    """The places of rows with a line of an order that a later row or file has in another state.
+
+    A line has one order, user, item, time and number of pieces. The last file decides, and in one
+    with a row for each state of a line, the last row.
+
+    Args:
+        files: the rows of each file, in order.
+        roles: of the columns.
+        order: the column with the numbers of orders; empty without any.
+        taken: finds what was taken back.
+    """
+    same = [roles[role] for role in ("user", "item", "title", "quantity") if role in roles]
+    time = roles.get("timestamp")
+    has_time = time is not None and not is_of_later(time.column)  # not such as `updated_at`
+    if time is not None and has_time:
+        same += [time, *all_of("clock", roles)]
+    names = [*dict.fromkeys([match.column for match in same] + [order] * bool(order))]
+    states = [
+        match.column
+        for role, match in roles.items()
+        if role.startswith(("order_status", "taken_back")) and not role.endswith((" line", "total"))
+        and not returns.is_mark(role.partition(" ")[2])
+        and not (role.startswith("taken_back") and returns.is_return_line(match.column))
+    ]  # fmt: skip
+    rows = {path: parts for path, parts in files.items() if path not in taken.files}
+    found = dict.fromkeys(files, np.zeros(0, np.int64))
+    if not states or not (order or has_time):
+        return found
+    with (
+        tempfile.TemporaryDirectory(prefix="recsys-data-") as folder,
+        connected(Path(folder), SORTING_GB) as engine,
+    ):
+        engine.execute(
+            "CREATE TABLE lines (file INTEGER, place BIGINT, line UBIGINT, state UBIGINT, "
+            "back BOOLEAN)"
+        )
+        for number, (path, parts) in enumerate(rows.items()):
+            place = 0
+            for part in parts:
+                column = {role: part[match.column] for role, match in roles.items()}
+                returned, cancelled, lines = taken.marks(column, path)
+                for role in (role for role in roles if role.startswith("taken_back pieces")):
+                    pieces = returns.read_pieces(as_strings(column[role], role, path))
+                    returned.append(pc.fill_null(pc.not_equal(pieces, 0), False))
+                texts = {
+                    f"c{n}": pc.fill_null(as_text(part[name]), "")
+                    for n, name in enumerate([*names, *states])
+                }
+                back = pc.and_not(reduce(pc.or_, returned + cancelled), lines)
+                engine.register("rows", pa.table({**texts, "back": back}))
+                keys, said = [*texts][: len(names)], [*texts][len(names) :]
+                engine.execute(
+                    f"INSERT INTO lines SELECT {number}, {place} + row_number() OVER () - 1, "  # noqa: S608
+                    f"hash({', '.join(keys)}), hash({', '.join(said)}), back FROM rows"
+                )
+                place += part.num_rows
+        earlier = engine.sql(EARLIER_STATES).to_arrow_table()
+    for number, path in enumerate(rows):
+        found[path] = earlier["place"].filter(pc.equal(earlier["file"], number)).to_numpy()
+    return found

@@ -105,8 +105,7 @@ class Report:
         mapping: what was decided about the form of the files, for later files of the same form:
             `events` and `items` (role -> column), `unused` (other columns of the events),
             `day_first`, `no_products` (items that are left out), `separator` and
-            `numbers_of_pieces` (`recsys.data.item_cells.ItemCells`), `pieces` (texts that show what
-            marks in their numbers mean), and `negative_rating` (None if
+            `numbers_of_pieces` (`recsys.data.item_cells.ItemCells`), and `negative_rating` (None if
             no rating is negative) of a source with ratings.
     """
 

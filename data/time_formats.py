@@ -119,18 +119,13 @@ def without_midnight(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.replace_substring_regex(as_text(column), MIDNIGHT, "")
 
 
-def with_clocks(
-    dates: pa.ChunkedArray, clocks: pa.ChunkedArray, *minutes: pa.ChunkedArray, whole: bool = True
-) -> pa.ChunkedArray:
-    """Dates and the times of day of other columns, as texts; if not `whole`, hours and minutes.
+def with_clocks(dates: pa.ChunkedArray, clocks: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dates and the times of day of another column, as texts.
 
     >>> clocks = pa.chunked_array([["14:30", "900", "5", "143005", None]])
     >>> with_clocks(pa.chunked_array([["2026-01-05"] * 5]), clocks).to_pylist()[1:]
     ['2026-01-05 09:00', '2026-01-05 00:05', '2026-01-05 14:30:05', '2026-01-05 ']
     """
-    if not whole:
-        parts = [pc.utf8_lpad(part, 2, "0") for part in (clocks, *minutes)]
-        clocks = pc.binary_join_element_wise(*parts, *(["00"] * (not minutes)), ":")
     clocks = each_value(clocks, _clock, pa.string())
     days = without_midnight(dates)
     return pc.binary_join_element_wise(days, clocks, " ", null_handling="replace")

@@ -77,6 +77,8 @@ def read(config: ReaderConfig) -> EventStream:
         config.time_unit, config.time_zone, config.day_first, config.now, day_second=day_second
     )
     events, sample, roles, of_orders = _recognised(config, list(paths.values()), described, times)
+    if empty := [p.name for p in paths.values() if p not in {file.path for file in events}]:
+        _warn(report, sentence("files_without_rows", names=", ".join(empty)))
     if "timestamp" not in roles:
         report.note(sentence("no_times"))
     moment = roles["timestamp"].column if "timestamp" in roles else None
@@ -96,7 +98,7 @@ def read(config: ReaderConfig) -> EventStream:
     report.mapping |= {"unasked": unasked, "unrated": unrated, "day_second": day_second}
     _say_forms(report, [*events, *([items] if items else [])])
     _report_columns(report, sample, roles, chosen)
-    first = look_at(sample, events, roles, items, described, chosen, times, config)
+    first = look_at(sample, roles, items, described, chosen, times, config)
     report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
     reader = EventReader(config, roles, of_file, report, first, IdForms(report), of_orders)
 
@@ -105,7 +107,6 @@ def read(config: ReaderConfig) -> EventStream:
         always = first.service.dropped.keys() - first.service.below_0
         report.mapping["no_products"] = sorted(always)  # prices of the night are looked at anew
         report.mapping["separator"], report.mapping["numbers_of_pieces"] = first.cells
-        report.mapping["pieces"] = first.pieces
         if left_out := first.service.summary():
             _warn(report, left_out)
             report.no_products = dict(first.service.dropped)
@@ -125,7 +126,8 @@ def _recognised(
     """The files of events, their first rows, the roles, and the columns of whole orders."""
     chosen, known = asdict(config.columns), config.mapping
     for explode in (True, False):
-        events = [open_table(path, explode=explode) for path in paths]
+        every = [open_table(path, explode=explode) for path in paths]
+        events = [file for file in every if file.has_rows()] or every
         refuse_other_layouts(events[0], named=bool(known or chosen["item"]))
         if config.column_names:
             events = [file.with_names(config.column_names) for file in events]

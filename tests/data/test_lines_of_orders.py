@@ -196,8 +196,6 @@ ROWS = [
 PAGES = {
     "h.json": (json.dumps(HISTORIES), "list of items for each user"),
     "i.json": (json.dumps(HISTORIES, indent=1), "list of items for each user"),
-    "labels.txt": ("".join(f"{u}: {' '.join(i)}\n" for u, i in HISTORIES.items()), "a basket"),
-    "tabs.txt": ("".join(f"{u}\t{','.join(i)}\n" for u, i in HISTORIES.items()), "a basket"),
     "page.txt": (
         "| user | item | date |\n|---|:-:|---|\n"
         + "".join(f"| {u} | {p} | {at} |\n" for u, p, at in ROWS), "as on a page",
@@ -225,15 +223,6 @@ def test_pages_and_histories_have_a_command_that_reads_them(shop, follow, file):
     assert found.histories == HISTORIES
 
 
-def test_the_first_column_of_baskets_may_be_their_time(shop):
-    text = "".join(
-        f"{moment(n)[:10]},{','.join(i[: 1 + n % 5])}\n" for n, i in enumerate(HISTORIES.values())
-    )
-    with pytest.raises(DataError, match="a basket") as refused:
-        shop(text)
-    assert "file-order" not in str(refused.value)
-
-
 def test_a_person_is_advised_as_the_user_before_an_order(shop):
     rows = [
         (f"Ann {n % 20}", f"INV-{n}", f"2025-01-{1 + n % 28:02}", f"p{n * 7 % 11}", 1)
@@ -242,15 +231,6 @@ def test_a_person_is_advised_as_the_user_before_an_order(shop):
     head = "ContactName,InvoiceNumber,InvoiceDate,InventoryItemCode,Quantity"
     with pytest.raises(DataError, match="--column user=ContactName"):
         shop(table(head, rows))
-
-
-def test_milliseconds_in_a_column_of_their_own_order_events(shop):
-    rows = [
-        (f"u{n // 6}", f"p{n % 6}", "2025-01-05 10:00:00", 900 - 100 * (n % 6)) for n in range(120)
-    ]
-    for name in ("ms", "millis", "Millisekunden"):
-        found = shop(table(f"user,item,timestamp,{name}", rows))
-        assert found.histories["u3"] == ["p5", "p4", "p3", "p2", "p1", "p0"]
 
 
 @pytest.mark.parametrize(
@@ -300,3 +280,37 @@ def test_the_words_of_a_line_are_read_once_however_many_parts_it_stands_in(monke
     for _ in range(3):
         service.find(pa.table({"item": ["p1", "p2"], "title": ["a cup", "a pot"]}))
     assert len(read) == 8, "id and title of two lines, for both questions"
+
+
+STATES_OF_LINES = [("refunded", "Status"), ("cancelled", "Status"), ("2025-03-01", "Refunded at"),
+                   ("1", "Quantity refunded"), ("storniert", "Bestellstatus")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("last", "name"), STATES_OF_LINES)
+@pytest.mark.parametrize("form", ["files", "rows", "newest first"])
+def test_the_last_state_of_a_line_decides(shop, raw, last, name, form):
+    first = {"Refunded at": "", "Quantity refunded": "0"}.get(name, "paid")
+    names = f"Order ID,Customer,Created at,SKU,Quantity,{name}"
+    sold = [(n, f"c{n % 15}", moment(n), f"p{n % 11}", 1) for n in range(60)]
+    now = [(*line, first if line[0] % 4 else last) for line in sold]
+    before = [(*line, first) for line in sold]
+    if form == "files":
+        (raw / "months").mkdir()
+        (raw / "months/2025-01.csv").write_text(table(names, before), encoding="utf-8")
+        found = shop(table(names, now), file="months/2025-02.csv")
+    else:
+        rows = [row for pair in zip(before, now, strict=True) for row in dict.fromkeys(pair)]
+        found = shop(table(names, rows[::-1] if form == "newest first" else rows))
+    assert sum(map(len, found.histories.values())) == 45
+    assert "partial_returns_dropped" not in found.counts
+
+
+@pytest.mark.parametrize("alone", [0, 6])
+def test_equal_lines_of_an_order_in_two_states_are_pieces(shop, alone):
+    """Of two pieces of an order, one is refunded; of some orders, the only one."""
+    rows = [(n, f"c{n % 15}", moment(n), f"p{n % 11}", "paid") for n in range(60)]
+    rows += [(*row[:-1], "refunded" if row[0] < 10 else "paid") for row in rows[:20]]
+    rows += [(100 + n, f"c{n}", moment(100 + n), "p12", "refunded") for n in range(alone)]
+    found = shop(table("Order ID,Customer,Created at,SKU,Status", sorted(rows)))
+    assert sum(map(len, found.histories.values())) == 60
+    assert "rows_of_earlier_states_dropped" not in found.counts

@@ -209,6 +209,21 @@ def test_bad_input_keeps_the_old_data_set_and_adds_nothing(
     assert [path.name for path in (home / "datasets").iterdir()] == ["t"]
 
 
+def test_a_file_of_a_folder_may_have_no_rows(
+    prepare: Prepare, raw: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (raw / "days").mkdir()
+    header = CSV.partition("\n")[0] + "\n"
+    for name, text in (("1.csv", header), ("2.csv", CSV), ("3.csv", header)):
+        (raw / "days" / name).write_text(text)
+    alone = prepare(source="table", path="days/2.csv")
+    assert labels(prepare(source="table", path="days", force=True)) == labels(alone)
+    assert "no rows below the names of columns: 1.csv, 3.csv" in capsys.readouterr().err
+    (raw / "days/2.csv").write_text(header)
+    with pytest.raises(DataError, match=r"1\.csv: no rows in it"):
+        prepare(source="table", path="days", force=True)
+
+
 def test_a_failure_while_writing_leaves_nothing_behind(
     prepare: Prepare, events: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -481,8 +481,6 @@ WITHOUT_A_TABLE = {
     "ratings.dat": [row.replace(",", "::") for row in RATINGS],
     "u.csv": RATINGS,
     "pairs.csv": [f"anna{n % 9},tea{n % 7}" for n in range(90)],
-    "labels.txt": [f"T{n}: {', '.join(list('abcdef')[: 1 + n % 5])}" for n in range(90)],
-    "equal.txt": [f"user {n % 9}: tea {n % 5}, cake {n % 3}" for n in range(90)],
 }  # fmt: skip
 
 
@@ -501,9 +499,7 @@ def test_the_command_in_a_refusal_works(run: Run, raw: Path, name: str) -> None:
         subprocess.run(["sh", "-c", command[command.index(sys.executable) :]], check=True)
         path, *options = again.split()
         data = run(Path(path), *options)
-    expected = {
-        "ratings.dat": 180, "u.csv": 180, "pairs.csv": 90, "labels.txt": 270, "equal.txt": 180,
-    }  # fmt: skip
+    expected = {"ratings.dat": 180, "u.csv": 180, "pairs.csv": 90}
     assert run.info["accounts"][0]["events"] == expected[name]
     assert not [item for item in data.item_ids.tolist() if ":" in item]
     assert len(data.interactions) > 60

@@ -22,7 +22,7 @@ from recsys.artifacts import Workspace
 from recsys.data import growth
 from recsys.data.cleaning import Rules
 from recsys.data.columns import check_new_columns, mapped
-from recsys.data.returns import forms_of_pieces, read_pieces
+from recsys.data.returns import read_pieces
 from recsys.data.sample import Sample
 from recsys.data.service_lines import says
 from recsys.data.sources import find_tables
@@ -202,13 +202,6 @@ def test_a_field_beside_the_id_of_a_record_is_no_item(shop):
     assert {*found.data.item_ids} == {*map(str, ids)}
 
 
-def test_numbers_in_lists_of_items_are_texts_too(shop):
-    form = '{{"user": "u{}", "order": {{"items": [1.50, {}e2]}}, "timestamp": {}}}\n'
-    rows = (form.format(n % 20, n % 9, T + n) for n in range(180))
-    found = shop("".join(rows), file="events.jsonl")
-    assert {*found.data.item_ids.tolist()} == {"1.50", *(f"{n}e2" for n in range(9))}
-
-
 def test_a_column_of_customers_without_values_is_named(shop):
     with pytest.raises(DataError, match="as the user: 'customer' is empty in every row"):
         shop(table("customer,sku,date", [("", f"p{n % 11}", T + 999 * n) for n in range(180)]))
@@ -227,7 +220,7 @@ def test_names_of_buyers_beside_orders_are_asked_about(shop, name):
     order = ["Receipt number", "Bestellnummer"][len(name) % 2]
     rows = orders(240, lambda n: f"Ann{n % 20} S" * (n % 3 > 0))
     text = table(f"{order};{name};sku;date", rows, ";")
-    with pytest.raises(DataError, match=f"{name!r} names buyers in 160 of the first rows") as asked:
+    with pytest.raises(DataError, match=f"{name!r} seems to say who bought, in 160 of") as asked:
         shop(text)
     said = str(asked.value).partition("The columns")[0]
     ways = [shlex.split(part)[0] for part in said.split("--column ")[1:]]
@@ -240,6 +233,27 @@ def test_names_of_buyers_beside_orders_are_asked_about(shop, name):
     assert shop(text, columns={"user": "none"}).data.sessions
     few = [(row[0], row[1] if n < 11 else "", *row[2:]) for n, row in enumerate(rows)]
     assert shop(table(f"{order};{name};sku;date", few, ";")).data.sessions
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "customers", "asked"),
+    [("Acct #", "{0:05}", 40, True), ("Код клиента", "K-{0}", 40, True),
+     ("Fizető", "Ann{1} Nagy", 40, True), ("Ship postcode", "{0:05}", 40, False),
+     ("Celkem", "{0}.50", 40, False), ("Utca", "Fő utca {0}", 40, False),
+     ("Odesláno", "2025-01-01 10:{0:02}", 40, False), ("Pokladna", "K{0:02}", 9, False)],
+)  # fmt: skip
+def test_unknown_columns_that_may_number_customers_are_asked_about(
+    shop, name, value, customers, asked
+):
+    rows = orders(240, lambda n: value.format(n % customers, chr(0x410 + n % customers)))
+    text = table(f"Order number,{name},sku,date", rows)
+    if not asked:
+        assert shop(text).data.sessions
+        return
+    with pytest.raises(DataError, match=f"{re.escape(repr(name))} seems to say who bought"):
+        shop(text)
+    assert shop(text, columns={"user": name}).data.interactions.user_ids.size == 40
+    assert shop(text, columns={"user": "none"}).data.sessions
 
 
 @pytest.mark.parametrize(
@@ -940,29 +954,23 @@ FORMS_OF_PIECES = {
 
 @pytest.mark.parametrize("text", FORMS_OF_PIECES)
 def test_a_number_of_pieces_is_read_whole_or_not_at_all(text):
-    (pieces,) = read_pieces(pa.chunked_array([[text]]), ["3"]).to_pylist()
+    pieces, _ = read_pieces(pa.chunked_array([[text, "3"]])).to_pylist()
     assert pieces == FORMS_OF_PIECES[text]
 
 
 @pytest.mark.parametrize(
-    ("parts", "pieces", "unclear"),
-    [([["1.200"], ["3"]], 1200, 1), ([["1.200"], ["2,5"]], 1200, 0), ([["1.200"], ["2.5"]], 1.2, 0),
-     ([["1.200"], ["1.000,00"]], 1200, 0), ([["1,200"], ["3", "0,500"]], 1.2, 0),
-     ([["1,200"], ["2,000", "1,000"]], 1.2, 3)],
+    ("texts", "pieces", "unclear"),
+    [(["1.200", "3"], 1200, 90), (["1.200", "2,5"], 1200, 0), (["1.200", "2.5"], 1.2, 0),
+     (["1.200", "1.000,00"], 1200, 0), (["1,200", "3", "0,500"], 1.2, 0),
+     (["1,200", "2,000", "1,000"], 1.2, 180)],
 )  # fmt: skip
-def test_all_parts_show_what_a_mark_in_pieces_means(shop, raw, parts, pieces, unclear):
-    columns = [pa.chunked_array([part]) for part in parts]
-    shown = forms_of_pieces(columns)
-    assert read_pieces(columns[0], shown).to_pylist() == [pytest.approx(pieces)]
-    (raw / "parts").mkdir()
-    for name, part in zip("ab", parts, strict=True):
-        rows = [(f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n + ord(name), part[n % len(part)])
-                for n in range(60)]  # fmt: skip
-        text = table("user;item;timestamp;Menge", rows, ";")
-        (raw / f"parts/{name}.csv").write_text(text)
-    found = shop(text, file="parts/b.csv")
-    assert found.counts.get("pieces_of_three_digits", 0) == (0, 60, 0, 120)[unclear]
-    assert found.info["cleaning"]["mapping"]["pieces"] == shown
+def test_all_numbers_show_what_a_mark_in_pieces_means(shop, texts, pieces, unclear):
+    assert read_pieces(pa.chunked_array([texts]))[0].as_py() == pytest.approx(pieces)
+    rows = [
+        (*line.split(","), texts[n % len(texts)]) for n, line in enumerate(events().split()[1:])
+    ]
+    found = shop(table("user;item;timestamp;Menge", rows, ";"))
+    assert found.counts.get("pieces_of_three_digits", 0) == unclear
 
 
 @pytest.mark.parametrize(
