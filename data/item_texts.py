@@ -155,18 +155,6 @@ KEYWORDS = (".txt", ".txt.gz")
 SEQUENCES = ("user_sequence.txt", "user_sequence.txt.gz")
 
 
-def sequences_beside(path: Path) -> Path:
-    """The file of sequences in the folder of a file of keywords.
-
-    Raises:
-        DataError: there is none.
-    """
-    for name in SEQUENCES:
-        if (beside := path.with_name(name)).is_file():
-            return beside
-    raise DataError(sentence("no_sequences", path=path, name=SEQUENCES[0]))
-
-
 def read_keywords(
     path: Path, sequences: Path, lengths: NDArray[np.integer], events: NDArray[np.integer]
 ) -> dict[int, ItemText]:

@@ -275,14 +275,10 @@ def _rules(config: DataConfig) -> Rules:
         config.k_core,
         config.split,
         config.ratio,
-        _dates(config),
+        config.dates and (_seconds(config.dates[0]), _seconds(config.dates[1])),
         config.clean,
         config.behaviours,
     )
-
-
-def _dates(config: DataConfig) -> tuple[int, int] | None:
-    return None if config.dates is None else (_seconds(config.dates[0]), _seconds(config.dates[1]))
 
 
 def _seconds(moment: object) -> int:

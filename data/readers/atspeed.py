@@ -19,24 +19,10 @@ from recsys.data.report import sentence
 from recsys.errors import ConfigError, DataError
 from recsys.splits import LABELS
 
-# Converts one pickled dict (user -> items, both counted from 0) to the text form.
-CONVERSION = (
-    "import numpy as np; d = np.load('{0}_dict.npy', allow_pickle=True).item(); "
-    "open('sequential_{1}.txt', 'w').writelines("
-    "' '.join(str(n + 1) for n in (u, *d[u])) + '\\n' for u in sorted(d))"
-)
-
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """The files by role: `train`, `valid`, `test`, `index`, and `items` if it is given.
-
-    Raises:
-        DataError: the folder has pickled histories and no text files.
-    """
+    """The files by role: `train`, `valid`, `test`, `index`, and `items` if it is given."""
     paths = {split: config.path / f"sequential_{split}.txt" for split in LABELS}
-    if not paths["train"].is_file() and (config.path / "training_dict.npy").is_file():
-        program = CONVERSION.format("training", "train")
-        raise DataError(sentence("only_pickles", path=config.path, program=program))
     indexes = [config.index] if config.index else sorted(config.path.glob("*.json"))
     if len(indexes) != 1:
         raise ConfigError(sentence("which_index", folder=config.path, count=len(indexes)))

@@ -36,7 +36,8 @@ def files(config: ReaderConfig) -> dict[str, Path]:
         "index": config.index,
     }
     if config.items is not None and config.items.name.endswith(item_texts.KEYWORDS):
-        paths["sequences"] = item_texts.sequences_beside(config.items)
+        bare, packed = (config.items.with_name(name) for name in item_texts.SEQUENCES)
+        paths["sequences"] = packed if packed.is_file() else bare
     return {role: path for role, path in paths.items() if path is not None}
 
 

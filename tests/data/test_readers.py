@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -118,19 +116,17 @@ def test_s3rec_takes_keywords_of_the_items_with_the_same_users(raw: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "sequences", "message"),
     [
-        ("B1 lamp\n", None, r"words\.txt: user_sequence\.txt, which tells whose items"),
         ("B1 lamp\n", "u A2 B1\nv A2\n", r"user_sequence\.txt: has other users than the file"),
         ("B1 lamp\n", "u A2\n", r"user_sequence\.txt: has other users than the file"),
         ("B1\tlamp\nC3 chair\n", "u A2 B1\n", r"words\.txt: has no keywords for any item"),
     ],
 )
 def test_s3rec_refuses_keywords_that_do_not_fit(
-    raw: Path, words: str, sequences: str | None, message: str
+    raw: Path, words: str, sequences: str, message: str
 ) -> None:
     (raw / "X.txt").write_text("1 4 2\n")
     (raw / "words.txt").write_text(words)
-    if sequences is not None:
-        (raw / "user_sequence.txt").write_text(sequences)
+    (raw / "user_sequence.txt").write_text(sequences)
     with pytest.raises(DataError, match=message):
         read("s3rec", "X.txt", items="words.txt")
 
@@ -165,27 +161,6 @@ def test_games_takes_the_configuration_of_beauty(atspeed: Path) -> None:
     context = Context.of(settings)
     run_stages(context, ["data", "ids"])
     assert np.load(context.workspace.run("ids") / "codes.npy").tolist()[3] == [1, 0]
-
-
-def test_atspeed_never_opens_the_pickled_histories(atspeed: Path) -> None:
-    (atspeed / "training_dict.npy").write_bytes(b"not numpy at all")
-    assert read("atspeed", "a").events.num_rows == 6
-
-
-def test_atspeed_says_how_to_convert_pickled_histories(atspeed: Path) -> None:
-    expected = read("atspeed", "a").events
-    for split, name in (("train", "training"), ("valid", "validation"), ("test", "testing")):
-        text = atspeed / f"sequential_{split}.txt"
-        histories = [[int(n) - 1 for n in line.split()] for line in text.read_text().splitlines()]
-        np.save(atspeed / f"{name}_dict.npy", {user: items for user, *items in histories})
-        text.unlink()
-    with pytest.raises(DataError, match=r'convert each one, for example: python -c "') as error:
-        read("atspeed", "a")
-    program = str(error.value).split('"')[1]
-    for split, name in (("train", "training"), ("valid", "validation"), ("test", "testing")):
-        said = program.replace("training", name).replace("_train", f"_{split}")
-        subprocess.run([sys.executable, "-c", said], cwd=atspeed, check=True)
-    assert read("atspeed", "a").events == expected
 
 
 # --- lcrec
