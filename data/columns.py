@@ -178,22 +178,36 @@ def mapped(sample: Sample, chosen: Chosen, mapping: Mapping[str, str], *, of_ite
     """The roles of the columns of earlier files; those that the settings name (`chosen`) win.
 
     Raises:
-        DataError: the file lacks such a column.
+        DataError: the file lacks such columns.
     """
     if {*mapping.values()}.isdisjoint(sample.table.column_names):
         refuse_without_header(sample, False, of_items, mapping)
     marks = lines_of_returns(sample, chosen)
     given = {**chosen, "taken_back": None} if marks else chosen
     roles = _given(sample, given, ITEM_WORDS if of_items else EVENT_WORDS)
+    lost: dict[str, str] = {}
     for role, name in mapping.items():
         kind = role.partition(" ")[0]
         if chosen.get(kind) is not None and not (kind in NEEDED and chosen[kind] == NO_COLUMN):
             continue
-        if name not in sample.table.column_names:
-            without = "" if kind in NEEDED else f", or go on without it: --column {kind}=none"
-            said = {"path": sample.path, "name": name, "kind": kind, "without": without}
-            raise DataError(f"{sentence('no_column_of_first_run', **said)}\n{sample.show()}")
-        roles[role] = Found(name, "as in the first run")
+        if name in sample.table.column_names:
+            roles[role] = Found(name, "as in the first run")
+        elif kind not in ("nanosecond", "millisecond"):
+            lost.setdefault(kind, name)
+    if lost:
+        free, flags = free_columns(sample, roles), []
+        for kind in lost:
+            groups = (ITEM_WORDS if of_items else {**EVENT_FIELDS, **EVENT_WORDS}).get(kind, ())
+            ranked = sorted((order, n) for n in free if (order := rank(n, groups)) is not None)
+            name = ranked[0][1] if ranked else "NAME"
+            flags.append(f"--column {shlex.quote(f'{kind}={name}')}")
+        without = [f" --column {kind}=none" for kind in lost if kind not in NEEDED]
+        said = {"shown": ", ".join(f"{name!r} ({kind})" for kind, name in lost.items())}
+        said |= {"flags": " ".join(flags), "go_on": ", or go on without:" * bool(without)}
+        text = sentence(
+            "no_columns_of_first_run", path=sample.path, without="".join(without), **said
+        )
+        raise DataError(f"{text}\n{sample.show()}")
     return roles | marks
 
 

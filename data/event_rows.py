@@ -18,7 +18,7 @@ from recsys.data import returns
 from recsys.data.availability import each
 from recsys.data.cleaning import OTHER_ID, RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
-from recsys.data.files import Damage
+from recsys.data.files import Damage, NoRowsError
 from recsys.data.first_rows import FirstRows
 from recsys.data.grouped_rows import LINE, OfOrders, filled_down, number_of_orders, with_lines
 from recsys.data.ids import IdForms, refuse_lost_digits
@@ -39,6 +39,7 @@ MAX_TYPES = 255
 BESIDE_ITEMS = ("title", "category", "brand")  # in cells of several items
 NUMBERS_BESIDE_ITEMS = ("price", "quantity")  # such as 10,50, which a comma does not divide
 NO_TYPE = "(empty)"
+FAULTLESS = {"rows_of_cancelled_orders_dropped", "rows_of_no_products_dropped"}
 
 
 @dataclass
@@ -183,7 +184,10 @@ class EventReader:
         if not left:
             where = files[0].path if len(files) == 1 else files[0].path.parent
             reasons = self.report.in_words()
-            raise DataError(f"{where}: no usable rows are left" + (reasons and f". {reasons}"))
+            text = f"{where}: no usable rows are left" + (reasons and f". {reasons}")
+            if self.report.removed.keys() <= FAULTLESS:
+                raise NoRowsError(text, files[0].names, self.report.rows)
+            raise DataError(text)
 
     def _latest(self, parts: Iterable[pa.Table], earlier: NDArray[np.int64]) -> Iterator[pa.Table]:
         """The rows, without those with an earlier state of their line (`earlier_states`)."""

@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,14 @@ MAX_LINE = 1 << 26  # bytes; no record is that long
 MAX_DIGITS = 18  # any such number fits in 64 bits
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # a surrogate; a character needs a pair of them
 _INTEGERS = re.compile(rf"(?:[ \t\r\n]|[0-9]{{1,{MAX_DIGITS}}}(?![0-9]))*")
+
+
+class NoRowsError(DataError):
+    """A table with columns of some `names` has no rows, or none of its `rows` can be used."""
+
+    def __init__(self, text: str, names: Sequence[str] = (), rows: int = 0) -> None:
+        super().__init__(text)
+        self.names, self.rows = names, rows
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:

@@ -68,18 +68,22 @@ class Erased(NamedTuple):
 def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> None:
     """Write what is new into `folder` (the artifact `events`, being written).
 
-    Missing columns of the events become null; the items are as `conform` makes them.
+    The items are as `conform` makes them.
     """
-    columns = [
-        events[field.name].cast(field.type)
-        if field.name in events.column_names
-        else pa.nulls(events.num_rows, field.type)
-        for field in COLUMNS
-    ]
-    pq.write_table(pa.table(columns, schema=COLUMNS), folder / EVENTS)
+    pq.write_table(new_events(events), folder / EVENTS)
     pq.write_table(items, folder / ITEMS)
     np.save(folder / ERASED_USERS, erased.users, allow_pickle=False)
     np.save(folder / ERASED_DISLIKES, erased.dislikes, allow_pickle=False)
+
+
+def new_events(table: pa.Table) -> pa.Table:
+    """A table with the columns of new events; those that it lacks become null."""
+    rows = table.num_rows
+    columns = [
+        table[field.name] if field.name in table.column_names else pa.nulls(rows, field.type)
+        for field in COLUMNS
+    ]
+    return pa.table(columns, names=COLUMNS.names).cast(COLUMNS)
 
 
 def read(folder: Path) -> tuple[pa.Table, Erased]:
@@ -154,10 +158,10 @@ def grow(
         roles |= {name: "negative" if number else "target" for number, name in enumerate(names)}
     rules = replace(rules, roles={n: roles[n] for n in names if n in roles})
     counted = before.pieces is not None or new["quantity"].null_count < new.num_rows
-    old = _old_events(before, erased, typed=bool(names), counted=counted)
+    old = old_events(before, erased, typed=bool(names), counted=counted)
     raw = RawData(
         pa.concat_tables([old, _new_events(new, names, counted=counted)]),
-        _items(before.items, pq.read_table(folder / ITEMS)),
+        stacked([before.items, pq.read_table(folder / ITEMS)]),
         behaviours=tuple(names),
         report=Report(old=old.num_rows, mapping=dict(mapping or {})) if cleaned else None,
         sessions=before.sessions,
@@ -193,7 +197,10 @@ def _with_one_type(
     return new, [ONE_TYPE, *(n for n in pc.unique(types).to_pylist() if n != ONE_TYPE)]
 
 
-def _old_events(before: Dataset, erased: Erased, *, typed: bool, counted: bool) -> pa.Table:
+def old_events(
+    before: Dataset, erased: Erased, *, typed: bool = False, counted: bool = False
+) -> pa.Table:
+    """The events of the parent as a source has them, without erased ones."""
     rows = before.events
     keep = ~np.isin(rows.user, erased.users)
     columns: dict[str, Any] = {
@@ -241,15 +248,11 @@ def _new_events(new: pa.Table, names: list[str], *, counted: bool) -> pa.Table:
 
 
 def stacked(tables: list[pa.Table]) -> pa.Table:
-    """The rows of all tables of items, null where a table has no such column."""
-    return pa.concat_tables(tables, promote_options="default")
-
-
-def _items(before: pa.Table, new: pa.Table) -> pa.Table:
-    """The parent's items with the newest description of each, followed by the new ones."""
-    both = stacked([t.replace_schema_metadata(None) for t in (before, new)])
+    """The newest description of each item in tables of items, null where it lacks a column."""
+    bare = [table.replace_schema_metadata(None) for table in tables]
+    both = pa.concat_tables(bare, promote_options="default")
     rows = {item_id: row for row, item_id in enumerate(both["item_id"].to_pylist())}
-    return both.take(pa.array(list(rows.values())))
+    return both.take(pa.array(rows.values(), pa.int64()))
 
 
 def _with_disliked(dataset: Dataset, before: Dataset, erased: Erased) -> Dataset:

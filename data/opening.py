@@ -11,7 +11,7 @@ import io
 import re
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from recsys.data import dialect, json_lines
 from recsys.data.advice import json_list, list_in_one_object, markup
-from recsys.data.files import GZIP, Damage, check_gzip
+from recsys.data.files import GZIP, Damage, NoRowsError, check_gzip
 from recsys.data.report import sentence
 from recsys.data.spreadsheets import is_spreadsheet, read_spreadsheet
 from recsys.data.texts import as_text, with_plain_texts
@@ -110,13 +110,12 @@ class TableFile:
         self,
         used: Iterable[str] | None = None,
         damage: Damage | None = None,
-        *,
-        may_be_empty: bool = False,
     ) -> Iterator[pa.Table]:
         """Read the used columns (None: all) some rows at a time, and count what cannot be read.
 
         Raises:
-            DataError: a file without rows, unless it may be, or one that is damaged as a whole.
+            NoRowsError: a file without rows.
+            DataError: one that is damaged as a whole.
         """
         damage = Damage() if damage is None else damage
         chosen = [
@@ -132,20 +131,22 @@ class TableFile:
         }[self.kind]
         names = dict(zip(self.columns, self.names, strict=True))
         rows = 0
-        with _readable(self.path):
+        with _readable(self.path, self.names):
             for batch in reader(chosen, damage):
                 rows += batch.num_rows
                 damage.good += batch.num_rows
                 if batch.num_rows:
                     yield batch.rename_columns([names[name] for name in batch.column_names])
-        if not rows and not damage.rows and not may_be_empty:
-            raise DataError(f"{self.path}: no rows in it")
+        if not rows and not damage.rows:
+            raise NoRowsError(f"{self.path}: no rows in it", self.names)
 
     def has_rows(self) -> bool:
         """Whether the file has rows, of which all may be damaged."""
-        damage = Damage()
-        rows = next(self.batches(damage=damage, may_be_empty=True), None)
-        return rows is not None or damage.rows > 0
+        try:
+            next(self.batches(), None)
+        except NoRowsError:
+            return False
+        return True
 
     def read(self, damage: Damage) -> pa.Table:
         """Read the whole file; a column that changes its type between blocks becomes text.
@@ -298,8 +299,8 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         for mark, kind in PACKED.items():
             if head.startswith(mark):
                 raise DataError(sentence(f"file_of_{kind}", path=path))
-        if not head.strip():
-            raise DataError(f"{path}: the file is empty")
+        if head.strip() in (b"", b"[]", codecs.BOM_UTF8):
+            raise NoRowsError(f"{path}: the file is empty")
         encoding = _encoding(path, head, compression)
         text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(head)
         text = text.removeprefix("\ufeff")
@@ -465,7 +466,7 @@ def _blocks(path: Path, compression: str | None) -> Iterator[bytes]:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _readable(path: Path, names: Sequence[str] = ()) -> Iterator[None]:
     """Convert the errors of Arrow and of the system to a DataError that names the file."""
     try:
         yield
@@ -477,6 +478,7 @@ def _readable(path: Path) -> Iterator[None]:
         text = str(error).split("\n", 1)[0][:200]
         if "Empty CSV" in text:
             text = "no rows after the first line, or a quote that is opened and not closed"
+            raise NoRowsError(f"{path}: {text}", names) from error
         if path.suffix in (".parquet", ".pq"):
             raise DataError(f"{path}: not a parquet file: {text}") from error
         raise DataError(f"{path}: cannot be read: {text}") from error

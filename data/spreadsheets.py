@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from recsys.data.column_words import has_role
 from recsys.data.dialect import first_of_table
+from recsys.data.files import NoRowsError
 from recsys.data.report import sentence
 from recsys.data.returns import kind_of_file
 from recsys.errors import DataError
@@ -79,7 +80,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
     except (CalamineError, OSError, ValueError) as error:
         raise DataError(f"{path}: no readable spreadsheet: {error}; save it as CSV") from error
     if not sheets:
-        raise DataError(f"{path}: no sheet has names of columns and rows below them")
+        raise NoRowsError(f"{path}: no sheet has names of columns and rows below them")
     if shown & sheets.keys():
         others |= {name: "hidden" for name in sheets if name not in shown}
         sheets = {name: every for name, every in sheets.items() if name in shown}

@@ -219,7 +219,7 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: an unknown key, a wrong value, or sections that do not fit each other.
     """
-    sections = {name: settings.section(name, cls) for name, cls in _section_classes().items()}
+    sections = {name: settings.section(name, cls) for name, cls in section_classes().items()}
     for section in sections.values():
         if hasattr(section, "check_with"):
             section.check_with(settings)
@@ -227,7 +227,7 @@ def check(settings: Settings) -> None:
 
 
 @cache
-def _section_classes() -> dict[str, Any]:
+def section_classes() -> dict[str, Any]:
     """The class of each section; installed packages are searched once, which takes a while."""
     classes = {point.name: point.load() for point in entry_points(group=SECTION_GROUP)}
     if not classes:

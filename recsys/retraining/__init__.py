@@ -27,27 +27,18 @@ import pyarrow.compute as pc
 
 from recsys.artifacts import Workspace
 from recsys.bundle import Bundle
-from recsys.config import SHIPPED, Settings, as_dict
+from recsys.config import SHIPPED, Settings
 from recsys.data import growth
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
 from recsys.evaluation.verdict import GateConfig
-from recsys.pipeline import RECIPE, SECTIONS, STAGES, Context, check
+from recsys.pipeline import RECIPE, SECTIONS, STAGES, Context, check, section_classes
 from recsys.pipeline import run as run_stages
 from recsys.progress import say
 from recsys.retraining import versions
 from recsys.retraining.news import Sources, erased_since, settings_of_data, take
 from recsys.retraining.service import promote_version, send_events, unsent
 from recsys.retraining.versions import CHAMPION, LOG
-from recsys.training.settings import (
-    BundleConfig,
-    DraftConfig,
-    IdsConfig,
-    RetrievalConfig,
-    SasRecConfig,
-    TargetConfig,
-    TeacherConfig,
-)
 
 if TYPE_CHECKING:
     from recsys.serving.client import Client
@@ -57,15 +48,7 @@ __all__ = ["CHAMPION", "LOG", "Outcome", "Sources", "retrain"]
 CHANGES = SHIPPED / "retrain.yaml"
 """What retraining changes of the settings of the parent."""
 # Of the parent's settings, what the models must have in common with it.
-INHERITED: dict[str, type] = {
-    "sasrec": SasRecConfig,
-    "ids": IdsConfig,
-    "target": TargetConfig,
-    "teacher": TeacherConfig,
-    "draft": DraftConfig,
-    "retrieval": RetrievalConfig,
-    "bundle": BundleConfig,
-}
+INHERITED = ("sasrec", "ids", "target", "teacher", "draft", "retrieval", "bundle")
 
 
 @dataclass(frozen=True)
@@ -129,7 +112,7 @@ def retrain(
             say(f"{last.name} is not used: {erased} of its users were erased since")
             taken = verdict = None
         judged = verdict if promote and not (known or force) else None
-        if last and judged and not judged["offered"] and _judged_otherwise(settings, last):
+        if last and judged and not judged["offered"] and "gate" in settings.values:
             verdict = _make(settings, last, champion, lambda step: None)
         waits = promote and verdict is not None and verdict["offered"] and not known
         why = None
@@ -151,7 +134,10 @@ def retrain(
         if promote and clients:
             send_events(last, clients)
         elif count := unsent(last):
-            say(f"The service does not know {count} events of the file; {_sending(base, sources)}")
+            file = "" if sources.events is None else f" {shlex.quote(str(sources.events))}"
+            store = " --store none" if sources.store is None else ""
+            command = f"recsys retrain{file} --name {base.name}{store} --promote"
+            say(f"The service does not know {count} events of the file; this sends them: {command}")
         if few is not None:
             versions.remove(last)
             say(few)
@@ -220,35 +206,14 @@ def _make(
     return verdict
 
 
-def _sending(base: Workspace, sources: Sources) -> str:
-    """How to send the events of the file to the service."""
-    file = "" if sources.events is None else f" {shlex.quote(str(sources.events))}"
-    store = " --store none" if sources.store is None else ""
-    return f"this sends them: recsys retrain{file} --name {base.name}{store} --promote"
-
-
-def _judged_otherwise(settings: Settings, version: Workspace) -> bool:
-    """Whether settings of the gate are given, and a version was judged with others.
-
-    Without any, as at night, a refused version is not judged again.
-    """
-    if "gate" not in settings.values:
-        return False
-    judged = version.manifest("evaluation").config
-    changes = Settings.load(CHANGES, known=SECTIONS).values
-    values = _merged(changes, settings.values).get("gate")
-    config = as_dict(Settings({"gate": values}).section("gate", GateConfig))
-    return any(judged.get(key) != value for key, value in config.items())
-
-
 def _context(settings: Settings, version: Workspace, champion: Workspace) -> Context:
     """The run of a version: the parent's settings, the changes of retraining, then `settings`."""
     values: dict[str, Any] = {}
-    for name, config in INHERITED.items():
+    for name in INHERITED:
         if not champion.path(name).is_dir():
             continue
         made_with = champion.manifest(name).config
-        names = {f.name for f in dataclasses.fields(config)}
+        names = {f.name for f in dataclasses.fields(section_classes()[name])}
         values[name] = {key: value for key, value in made_with.items() if key in names}
     if "target" not in values:
         raise ArtifactError(

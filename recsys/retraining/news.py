@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,17 @@ from recsys.data import growth
 from recsys.data.cleaning import CleanConfig
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS
 from recsys.data.engine import in_time_order
+from recsys.data.files import NoRowsError
 from recsys.data.ids import refuse_lost_zeros
 from recsys.data.prepare import DataConfig
 from recsys.data.readers import READERS
+from recsys.data.report import sentence
 from recsys.data.sample import NO_COLUMN
+from recsys.data.texts import examples
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.event_names import is_denied, level
+from recsys.interactions import Interactions
 from recsys.live_catalog import AddedItems, NewItem
 from recsys.progress import say
 from recsys.splits import TRAIN
@@ -40,6 +45,8 @@ if TYPE_CHECKING:  # imported where they are used
     from recsys.serving.stores.records import StoredEvent
     from recsys.serving.stores.store import Store
 
+LEAST_IDS, MOST_UNKNOWN = 10, 0.9  # fewer ids show nothing; a larger share is asked about
+DEVIATIONS, DAY = 4, 86_400  # a chance below 1 in 10,000; seconds between two visits
 FEW_ROWS = 30  # a file with fewer is not refused for the share that a rule removes, only told
 VALIDATION = 500  # least events of validation, if the parent has not been trained on them
 OWN_COLUMNS = {"events": {"user": "user", "item": "item", "timestamp": "timestamp"}}
@@ -207,16 +214,13 @@ def _read(
     """Events, new and old, described items, and what of `before` was erased since."""
     schema = before.items.schema.remove_metadata()
     parts = [growth.COLUMNS.empty_table()]
-    items = [schema.empty_table()]
+    items = [live := schema.empty_table()]
     erased: dict[str, int] = {}
     mapping = (champion.manifest("dataset").info.get("cleaning") or {}).get("mapping") or None
     if sources.events is not None:
         of_file, described = _read_files(
             sources.events, None, sources.columns, champion, schema, mapping, **sources.form
         )
-        for role, ids in (("user", before.interactions.user_ids), ("item", before.item_ids)):
-            known_ids = pa.array(ids.tolist(), pa.string())
-            refuse_lost_zeros(role, of_file[role].combine_chunks(), known_ids, sources.events)
         parts.append(of_file)
         # Events describe only what nothing else does: they have a few fields of an item.
         known = pc.is_in(described["item_id"], value_set=pa.array(before.item_ids.tolist()))
@@ -228,31 +232,59 @@ def _read(
             since = int(before.interactions.timestamp.max(initial=0))
             counted = not {*COUNTS}.isdisjoint((mapping or {}).get("events", ()))
             parts.append(_stored_events(store, since, sources.not_history, before, counted=counted))
-            items.append(_live_items(store, bundle, schema))
+            items.append(live := _live_items(store, bundle, schema))
             erased = store.history.erased(_users(before, *parts))
+    if sources.events is not None:
+        most = (sources.form.get("clean") or {}).get("most_removed", 0)
+        refuse_unknown(of_file, before.interactions, live["item_id"], sources.events, most)
     events = _once(pa.concat_tables(parts))
     if sources.items is not None:
         with tempfile.TemporaryDirectory() as folder:  # the reader recognises items by events
             file = Path(folder) / "events.parquet"
-            events_before = before.interactions
-            old = pa.table(
-                {
-                    "user": events_before.user_ids[events_before.user],
-                    "item": events_before.item_ids[events_before.item],
-                    "timestamp": events_before.timestamp,
-                }
-            )
+            names = [*OWN_COLUMNS["events"]]
+            old = growth.old_events(before, growth.Erased.of(before, ()))
             as_written: dict[str, Any] = {"time_unit": "s", "column_names": ()}
-            pq.write_table(pa.concat_tables([old, events.select(old.column_names)]), file)
+            pq.write_table(pa.concat_tables([old.select(names), events.select(names)]), file)
             own = OWN_COLUMNS | {"day_first": None, "items": (mapping or {}).get("items")}
             columns = {n: c for n, c in sources.columns.items() if n not in EVENT_WORDS}
             news = _read_files(file, sources.items, columns, champion, schema, own, **as_written)
             items.append(news[1])
     events = events.filter(pc.invert(gone(events, erased)))
-    described = growth.stacked(items)
-    rows = {item_id: row for row, item_id in enumerate(described["item_id"].to_pylist())}
-    described = described.take(pa.array(list(rows.values()), pa.int64()))
-    return events, described, growth.Erased.of(before, erased)
+    return events, growth.stacked(items), growth.Erased.of(before, erased)
+
+
+def refuse_unknown(
+    new: pa.Table, old: Interactions, items: pa.ChunkedArray, path: Path, most: float
+) -> None:
+    """Refuse events of a file whose items or users are nearly all unknown, though others were not.
+
+    Their ids have another form, or stand in another column. How many are usually known is counted
+    in as many of the newest `old` events: all customers, or all used goods, may be new. Further
+    known `items` are those of the service; a share of unknown ids up to `most` is let through.
+
+    Raises:
+        DataError: the message has ids of both; or ids differ in nothing but zeros at their start.
+    """
+    start = np.sort(old.timestamp)[-max(1, min(new.num_rows, len(old) // 2))]
+    for role, ids, rows, gap in (
+        ("user", old.user_ids, old.user, DAY),  # lines of an order are one visit
+        ("item", old.item_ids, old.item, 0),
+    ):
+        found, ours = pc.unique(new[role].combine_chunks()), pa.array(ids.tolist(), pa.string())
+        refuse_lost_zeros(role, found, ours, path)
+        unknown = found.filter(pc.invert(pc.is_in(found, value_set=ours)))
+        if role == "item":
+            unknown = unknown.filter(pc.invert(pc.is_in(unknown, value_set=items)))
+        count, known = len(found), len(found) - len(unknown)
+        if count < LEAST_IDS or len(unknown) <= max(MOST_UNKNOWN, most) * count:
+            continue
+        first = np.full(len(ids), np.iinfo(np.int64).max)
+        np.minimum.at(first, rows, old.timestamp)
+        usual = float(np.mean(first[np.unique(rows[old.timestamp >= start])] < start - gap))
+        if known < usual * count - DEVIATIONS * (usual * (1 - usual) * count) ** 0.5:
+            shown = {"theirs": examples(unknown), "ours": examples(ours)}
+            said = {"unknown": len(unknown), "count": count, "usual": usual, **shown}
+            raise DataError(sentence("other_ids", path=path, role=role, **said))
 
 
 def erased_since(version: Workspace, champion: Workspace, sources: Sources) -> int:
@@ -416,7 +448,19 @@ def _read_files(
         "items": None if items is None else str(items),
     }  # fmt: skip
     config = Settings({"data": section}).section("data", DataConfig)
-    raw = READERS["table"].read(replace(config.reader(), new_items=True, mapping=mapping)).gather()
+    reader = replace(config.reader(), new_items=True, mapping=mapping)
+    try:
+        raw = READERS["table"].read(reader).gather()
+    except NoRowsError as error:  # as of a day without orders; another first line is no such file
+        needed = {**(mapping or {}).get("events", {}), **columns}
+        shown = {name.lower() for name in error.names}
+        is_other = shown and not shown >= {
+            str(needed.get(role)).lower() for role in OWN_COLUMNS["events"]
+        }
+        if path.is_dir() or is_other or error.rows >= FEW_ROWS:
+            raise
+        say(f"{escape(str(error))}. So it has no new event.")
+        return growth.COLUMNS.empty_table(), schema.empty_table()
     if raw.report is not None and items is None:  # else these are the events of `OWN_COLUMNS`
         say(f"{escape(path.name)}: {raw.report.rows_in_words()}")
         if raw.report.rows >= FEW_ROWS:
@@ -424,37 +468,20 @@ def _read_files(
     ordered = in_time_order(raw)
     if "timestamp" not in ordered.column_names:
         raise ConfigError(f"{path}: the events have no times, so it is not known which are new")
-    events = pa.table(
-        {
-            "user": ordered["user_id"],
-            "item": ordered["item_id"],
-            "timestamp": ordered["timestamp"],
-            "nanosecond": ordered["nanosecond"] if "nanosecond" in ordered.column_names
-            else pa.nulls(ordered.num_rows, pa.int32()),
-            "rating": ordered["rating"] if "rating" in ordered.column_names
-            else pa.nulls(ordered.num_rows, pa.float32()),
-            "type": pa.array(raw.behaviours, pa.string()).take(ordered["behaviour"])
-            if "behaviour" in ordered.column_names
-            else pa.nulls(ordered.num_rows, pa.string()),
-            "quantity": ordered["quantity"] if "quantity" in ordered.column_names
-            else pa.nulls(ordered.num_rows, pa.float32()),
-            "line": ordered["line"] if "line" in ordered.column_names
-            else pa.nulls(ordered.num_rows, pa.uint64()),
-            "stored": np.zeros(ordered.num_rows, np.bool_),
-        }
-    )  # fmt: skip
-    return events.cast(growth.COLUMNS), growth.conform(_described(raw.items), schema)
+    events = ordered.rename_columns({"user_id": "user", "item_id": "item"})
+    if "behaviour" in events.column_names:
+        types = pa.array(raw.behaviours, pa.string()).take(events["behaviour"])
+        events = events.append_column("type", types)
+    events = events.append_column("stored", pa.array(np.zeros(len(events), np.bool_)))
+    return growth.new_events(events), growth.conform(_described(raw.items), schema)
 
 
 def _described(items: pa.Table) -> pa.Table:
     """The items of which more is known than the id."""
-    has_title = pc.and_(
-        pc.not_equal(items["title"], ""), pc.not_equal(items["title"], items["item_id"])
-    )
-    has_title = pc.or_(
-        pc.fill_null(has_title, False), pc.fill_null(pc.not_equal(items["text"], ""), False)
-    )
-    for name in items.column_names:
-        if name not in (*ITEM_COLUMNS, *AVAILABILITY):
-            has_title = pc.or_(has_title, items[name].is_valid())
-    return items.filter(has_title)
+    more = [
+        pc.and_(*(pc.not_equal(items["title"], no) for no in ("", items["item_id"]))),
+        pc.not_equal(items["text"], ""),
+    ]
+    others = (name for name in items.column_names if name not in (*ITEM_COLUMNS, *AVAILABILITY))
+    more += [items[name].is_valid() for name in others]
+    return items.filter(reduce(pc.or_, (pc.fill_null(mask, False) for mask in more)))

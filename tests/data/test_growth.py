@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,6 +15,7 @@ from recsys.data.cleaning import CleanConfig, Rules
 from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked
 from recsys.errors import DataError
 from recsys.interactions import Behaviour, Interactions
+from recsys.retraining.news import refuse_unknown
 
 DAY = 86_400
 START = 1_700_000_000
@@ -128,6 +132,20 @@ def test_returns_and_dislikes_are_no_purchases_where_the_parent_has_no_types(gro
     assert grown.disliked.table.select(["user_id", "item_id"]).to_pylist() == [
         {"user_id": "ann", "item_id": "a"}
     ]
+
+
+@pytest.mark.parametrize(("returning", "known"), [(40, 0), (40, 6), (16, 0), (4, 0)])
+def test_users_are_refused_where_nearly_none_is_known_and_others_returned(returning, known):
+    """By hand: where 16 of 40 returned, none of 40 is .6 ** 40; where 4 did, it is 1 in 68."""
+    days = [(n, 0) for n in range(40)] + [(n + 40 * (n >= returning), 9) for n in range(40)]
+    user, day = np.array(sorted(days)).T
+    ids, nothing = np.array([f"{n:02}" for n in range(80)]), np.zeros(80, np.int32)
+    times, goods = START + DAY * day, np.array(["a"])
+    old = Interactions(user, nothing, times, nothing * 1.0, ids, goods, True)
+    night = {"user": [f"gid://{n:02}"[6 * (n < known) :] for n in range(40)], "item": ["a"] * 40}
+    refused = pytest.raises(DataError, match=r"40 of 40 users are not in .*has 'gid://00', ")
+    with refused if returning > 4 and not known else nullcontext():
+        refuse_unknown(pa.table(night), old, pa.chunked_array([goods]), Path("night.csv"), 0)
 
 
 def test_returns_are_left_out_of_data_that_were_not_cleaned(grow, capsys):

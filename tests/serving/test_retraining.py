@@ -398,37 +398,44 @@ def test_columns_are_those_of_the_first_run_though_each_customer_orders_once(hom
     assert set(events["quantity"]) == {PIECES}
 
 
-@pytest.mark.parametrize(
-    ("column", "advice"),
-    [("user", "--column user=NAME. "), ("quantity", "or go on without it: --column quantity=none")],
-)
-def test_a_file_that_lacks_a_column_of_the_first_run_is_refused(home, tmp_path, column, advice):
-    file = file_of(tmp_path, walks(5, 4, 10).rename(columns={column: "other"}))
+def test_a_file_that_lacks_columns_of_the_first_run_is_refused(home, tmp_path):
+    """All of them are named, with the columns that seem to have their names now."""
+    names = {"user": "Customer ID", "quantity": "other"}
+    file = file_of(tmp_path, walks(5, 4, 10).rename(columns=names))
     with pytest.raises(DataError) as error:
         retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
-    assert f"no column {column!r}, which is the {column} in the data of the first" in str(
-        error.value
-    )
-    assert advice in str(error.value)
-    assert "other: " in str(error.value), "the columns that there are"
-    taken(home, file, columns={column: "other"})
-
-
-@pytest.mark.parametrize(
-    ("role", "column", "sale", "back"),
-    [("taken_back", "is_return", 0, 1), ("behaviour", "Belegart", "Rechnung", "Gutschrift")],
-)
-def test_a_new_column_of_returns_is_asked_about(home, tmp_path, role, column, sale, back):
-    """Its pieces are positive, so that without the column each return would be a purchase."""
-    rows = walks(5, 4, 10)
-    rows[column] = [back if row % 4 == 3 else sale for row in range(len(rows))]
-    file = file_of(tmp_path, rows)
-    with pytest.raises(DataError) as error:
-        retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
-    for part in (f"--column {role}={column}", f"--column {role}=none"):
+    for part in (
+        "'user' (user)", "'quantity' (quantity)", "other: 2",
+        "--column quantity=NAME --column 'user=Customer ID', or go on without: "
+        "--column quantity=none. ",
+    ):  # fmt: skip
         assert part in str(error.value)
-    events = taken(home, file, columns={role: column})
-    assert sum(events["quantity"] < 0) == len(rows) // 4
+    taken(home, file, columns=names)
+
+
+def test_a_night_without_a_row_has_nothing_new(home, tmp_path, capsys):
+    """A day without orders is no fault; a first line without the names of the columns is one."""
+    file, head = tmp_path / "night.csv", "user,item,timestamp,quantity"
+    for text in ("", head, f"{head}\nu1,item-0-5,1700864000,0\n"):
+        file.write_text(text)
+        outcome = retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
+        assert outcome.reasons == ("Nothing is new since shop.",)
+        assert "So it has no new event." in " ".join(capsys.readouterr().err.split())
+    for text, refusal in (("Error\n", "no rows"), (f"{head}\nu1,item-0-5,1.1.2030,1", "no usable")):
+        file.write_text(text)
+        with pytest.raises(DataError, match=refusal):
+            retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
+
+
+def test_a_night_with_ids_of_another_form_is_refused(home, tmp_path):
+    """Each item would be new, and the catalog would have it twice."""
+    file = file_of(tmp_path, walks(5, 4, 10).assign(item=lambda rows: "SKU-" + rows["item"]))
+    refusal = r"36 of 36 items are not in.*has 'SKU-item-0-5', .*, and the data have 'item-"
+    with pytest.raises(DataError, match=refusal):
+        retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
+    assert not list(home.glob("*/shop.2"))
+    decided = Settings({"name": "shop", **QUICK, "data": {"clean": {"most_removed": 1}}})
+    assert retrain(decided, Sources(events=file)).reasons == ("Nothing is new since shop.",)
 
 
 BOUGHT, REFUNDED = "item-0-11", "item-1-11"
