@@ -201,12 +201,10 @@ def mapped(sample: Sample, chosen: Chosen, mapping: Mapping[str, str], *, of_ite
             ranked = sorted((order, n) for n in free if (order := rank(n, groups)) is not None)
             name = ranked[0][1] if ranked else "NAME"
             flags.append(f"--column {shlex.quote(f'{kind}={name}')}")
-        without = [f" --column {kind}=none" for kind in lost if kind not in NEEDED]
+        without = "".join(f" --column {kind}=none" for kind in lost if kind not in NEEDED)
         said = {"shown": ", ".join(f"{name!r} ({kind})" for kind, name in lost.items())}
-        said |= {"flags": " ".join(flags), "go_on": ", or go on without:" * bool(without)}
-        text = sentence(
-            "no_columns_of_first_run", path=sample.path, without="".join(without), **said
-        )
+        said |= {"flags": " ".join(flags), "without": without and f", or go on without:{without}"}
+        text = sentence("no_columns_of_first_run", path=sample.path, **said)
         raise DataError(f"{text}\n{sample.show()}")
     return roles | marks
 
@@ -216,11 +214,12 @@ def check_new_columns(
 ) -> None:
     """Refuse a column that the first run did not have, and that may say what is negative.
 
-    The columns `before` had no role there.
+    The columns `before` had no role there. In a file of returns, it may say which were refused.
 
     Raises:
         DataError: such a column, with the settings that decide.
     """
+    are_returns = returns.kind_of_file(sample.path.stem) is not None
     for role in ("behaviour", "rating", "quantity", "taken_back", "order_status"):
         if chosen.get(role) is not None or (role in roles and role not in SEVERAL):
             continue
@@ -229,7 +228,9 @@ def check_new_columns(
             if name not in before and rank(name, EVENT_WORDS[role]) is not None:
                 fits = fits or candidates.content_agrees(role, sample, rules, name)
             back = returns.values_of_returns(name, sample.texts(name))
-            unread = role == "taken_back" and name not in before and len(back) > 0
+            is_own = role == "taken_back" and name not in before
+            fits = fits or (is_own and are_returns and returns.says_kept(name, sample.texts(name)))
+            unread = is_own and len(back) > 0
             if fits or (unread and not is_of_a_user(name)):
                 shown = examples(sample.texts(name) if fits else back)
                 flag = shlex.quote(f"{role}={name}")

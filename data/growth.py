@@ -78,9 +78,8 @@ def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> No
 
 def new_events(table: pa.Table) -> pa.Table:
     """A table with the columns of new events; those that it lacks become null."""
-    rows = table.num_rows
     columns = [
-        table[field.name] if field.name in table.column_names else pa.nulls(rows, field.type)
+        table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type)
         for field in COLUMNS
     ]
     return pa.table(columns, names=COLUMNS.names).cast(COLUMNS)

@@ -920,7 +920,7 @@ NEW_COLUMNS = [
     ("rating", ("1", "5"), "rating"), ("Bewertung", ("1", "N/A"), "rating"),
     ("liked", ("true", "false"), "rating"), ("Menge", ("-1,00", "5,00"), "quantity"),
     ("Qty", ("1", "-1 pcs"), "quantity"), ("Status", ("Wysłane", "Zwrot"), "order_status"),
-    ("Typ", ("Verkauf", "Retoure"), "behaviour"),
+    ("Typ", ("Verkauf", "Retoure"), "behaviour"), ("accepted", ("yes", "no"), "taken_back"),
     *((column, ("", value), "taken_back") for column, value in RETURNS.items()),
 ]  # fmt: skip
 
@@ -930,7 +930,7 @@ def test_a_new_column_of_what_is_negative_is_refused_at_night(tmp_path, column, 
     rows = [[f"u{n}", f"p{n % 3}", str(T + n), values[n % 2]] for n in range(60)]
     columns = ["user", "item", "timestamp", column]
     new = pa.table(list(map(pa.array, zip(*rows, strict=True))), columns)
-    new = Sample(tmp_path / "new.csv", new)
+    new = Sample(tmp_path / f"{'returns' if column == 'accepted' else 'new'}.csv", new)
     roles = mapped(new, {}, {name: name for name in columns[:3]}, of_items=False)
     rules = TimeRules("auto", "UTC", None, T)
     with pytest.raises(DataError, match=f"'{column}'.*, or go on .*--column {role}=none"):
