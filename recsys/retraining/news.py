@@ -265,7 +265,6 @@ def refuse_unknown(
     Raises:
         DataError: the message has ids of both; or ids differ in nothing but zeros at their start.
     """
-    start = np.sort(old.timestamp)[-max(1, min(new.num_rows, len(old) // 2))]
     for role, ids, rows, gap in (
         ("user", old.user_ids, old.user, DAY),  # lines of an order are one visit
         ("item", old.item_ids, old.item, 0),
@@ -278,6 +277,7 @@ def refuse_unknown(
         count, known = len(found), len(found) - len(unknown)
         if count < LEAST_IDS or len(unknown) <= max(MOST_UNKNOWN, most) * count:
             continue
+        start = np.sort(old.timestamp)[-max(1, min(new.num_rows, len(old) // 2))]
         first = np.full(len(ids), np.iinfo(np.int64).max)
         np.minimum.at(first, rows, old.timestamp)
         usual = float(np.mean(first[np.unique(rows[old.timestamp >= start])] < start - gap))
