@@ -122,7 +122,8 @@ class Bar:
 
     def advance(self, amount: float = 1, **columns: float | str) -> None:
         """Move on by `amount`; `columns` are shown behind the bar (`loss=1.23`)."""
-        shown: dict[str, Any] = {"columns": _format(columns)} if columns else {}
+        texts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in columns.items()]
+        shown: dict[str, Any] = {"columns": "  ".join(texts)} if columns else {}
         self.progress.update(self._task, advance=amount, **shown)
         if _shown.is_stale() and not console.is_terminal:
             self.show()
@@ -150,9 +151,3 @@ def track(name: str, total: float | None = None) -> Iterator[Bar]:
             yield bar
     finally:
         _shown.bars.remove(bar)
-
-
-def _format(columns: dict[str, float | str]) -> str:
-    return "  ".join(
-        f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in columns.items()
-    )

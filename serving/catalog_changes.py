@@ -380,7 +380,9 @@ def _apply(model: Model, records: Sequence[dict[str, Any]]) -> None:
     # Removals come last: a new item may share the semantic ID of a removed one.
     while waiting:
         tried = [(record, positions, next(positions, None)) for record, positions in waiting]
-        news = [_new(record, position) for record, _, position in tried if position is not None]
+        names = ("item_id", "title", "text", "attributes")
+        placed = [(record, position) for record, _, position in tried if position is not None]
+        news = [NewItem(**{name: record[name] for name in names}, **at) for record, at in placed]
         refused = _put(model, news)
         for record, _, position in tried:
             if position is None:
@@ -408,11 +410,6 @@ def _places(model: Model, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for row in (catalog.find(name) for name in near):
         if row >= 0:
             yield {"semantic_id": catalog.codes[row].tolist()}
-
-
-def _new(record: dict[str, Any], position: dict[str, Any]) -> NewItem:
-    names = ("item_id", "title", "text", "attributes")
-    return NewItem(**{name: record[name] for name in names}, **position)
 
 
 def _put(model: Model, news: list[NewItem]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Memory of the process: freed memory is kept between batches, and given back twice a minute."""
+"""Memory of the process: freed memory is kept between batches, and given back every few seconds."""
 
 import ctypes
 import platform

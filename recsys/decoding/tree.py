@@ -220,7 +220,10 @@ class TokenTree:
         traceback: TracebackType | None,
     ) -> None:
         """Give the cache back."""
-        self._noted = self.cache.note(self._totals_finite())
+        known = self._known  # what the host knows needs no operation on the device
+        self._noted = self.cache.note(
+            self.finite.all() if known is None else torch.tensor(all(known))
+        )
         self._tell()
         self._borrowed.close()
         del self.cache
@@ -239,12 +242,6 @@ class TokenTree:
             self._stored.host = self._known
         if self._known is not None and self._noted is not None:
             self._noted.host = [all(self._known)]
-
-    def _totals_finite(self) -> torch.Tensor:
-        """() bool, whether the logits of all requests that are still here were finite."""
-        if self._known is not None:  # no operation on the device for what the host knows
-            return torch.tensor(all(self._known))
-        return self.finite.all()
 
     def add(
         self,
@@ -270,11 +267,16 @@ class TokenTree:
         self._tokens[:, here] = torch.where(tokens == NO_TOKEN, self._padding, tokens)
         self._depth[:, here] = depth
         known, none = self._ancestors[..., :end], self._ancestors.shape[1] - 1
-        rows = torch.where(parents == ROOT, none, parents).unsqueeze(-1).expand(-1, -1, end)
+        inside = parents >= first
+        rows = torch.where((parents == ROOT) | inside, none, parents)
         slots = torch.arange(end, device=tokens.device)
         own = slots == slots[first:].unsqueeze(-1)
-        for _ in range(1 + within):  # each round hands ancestors one generation down
-            known[:, here] = known.gather(1, rows) | own
+        known[:, here] = known.gather(1, rows.unsqueeze(-1).expand(-1, -1, end)) | own
+        above = torch.where(inside, parents, slots[first:]) - first
+        for _ in range(within.bit_length()):  # each round hands ancestors down twice as far
+            new = known[:, here]
+            known[:, here] = new | new.gather(1, above.unsqueeze(-1).expand(-1, -1, end))
+            above = above.gather(1, above)
         self.nodes = end
         return first
 

@@ -140,10 +140,11 @@ def tables(document: dict[str, Any]) -> list[Table]:
                 caption="mean, and below it the 95 % interval over users",
             )
             table.add_column("", no_wrap=True)
-            columns = _terminal_columns(document)
+            ks, last = document["protocol"]["ks"], document["headline"]["k"]
+            near = ks[max(ks.index(last) - 1, 0) : ks.index(last) + 1]  # the headline's K, one less
+            columns = [(metric, k) for metric in ("recall", "ndcg") for k in near] + [("mrr", last)]
             for metric, k in columns:
                 table.add_column(f"{NAMES[metric]}@{k}", justify="right")
-            last = document["headline"]["k"]
             table.add_column(f"cover@{last}", justify="right")
             for i, ranker in enumerate(document["rankers"]):
                 cells = []
@@ -272,13 +273,6 @@ def _kinds(document: dict[str, Any]) -> list[str]:
 
 def _modes(document: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(row["seen"] for row in document["coverage"]))
-
-
-def _terminal_columns(document: dict[str, Any]) -> list[tuple[str, int]]:
-    """Columns of a table: Recall and NDCG at the headline K and the K before it, and MRR."""
-    ks, k = document["protocol"]["ks"], document["headline"]["k"]
-    around = ks[max(ks.index(k) - 1, 0) : ks.index(k) + 1]
-    return [(metric, at) for metric in ("recall", "ndcg") for at in around] + [("mrr", k)]
 
 
 def _examples(result: Result, dataset: Dataset) -> list[dict[str, Any]]:

@@ -127,12 +127,8 @@ def _lists(
     first, alone = (
         {mode: both[which] for mode, both in zip(modes, ranked, strict=True)} for which in range(2)
     )
-    return {BLENDED: first, MODEL: alone} if _blends(recommender) else {MODEL: alone}
-
-
-def _blends(recommender: Recommender) -> bool:
-    retrieval = recommender.retrieval
-    return bool(retrieval and retrieval.reranker and retrieval.reranker.weights)
+    reranker = recommender.retrieval and recommender.retrieval.reranker
+    return {BLENDED: first, MODEL: alone} if reranker and reranker.weights else {MODEL: alone}
 
 
 def _in_time(

@@ -26,6 +26,8 @@ from recsys.models.tree_forward import TreeModel
 from recsys.text.constraint import Constraint
 from recsys.text.tensors import answer_each, one_each
 
+PROMPT_TOKENS = 256  # of a prompt in one pass, whose memory is proportional to them
+
 
 class StoppedError(Exception):
     """The texts are not wanted any more."""
@@ -168,19 +170,26 @@ def _write(
 ) -> DecodeStats:
     """Write a text to its end behind a prompt; its forced beginning belongs to the prompt."""
     start = run = len(text.tokens)
-    room = text.limit - start
-    with TokenTree(model, PromptBatch.of([[*prompt, *text.tokens]], model, room), room) as tree:
+    before = [*prompt, *text.tokens]
+    rest = before[PROMPT_TOKENS:]
+    room = len(rest) + text.limit - start
+    ready = PromptBatch.of([before[:PROMPT_TOKENS]], model, room)
+    with TokenTree(model, ready, room) as tree:
         while True:
             if stopped is not None and stopped():
                 raise StoppedError
             logits = tree.forward(only_last=True)
-            tree.note(logits.amax(-1))
-            require_finite(tree.finite)
-            text.draw(logits[0, -1], temperature, generator)
-            if not text.open:
-                return tree.stats(0)
-            # What was drawn and what it forces is a path below the last node, which a pass runs.
-            tokens = torch.tensor([text.tokens[run:]], device=model.device)
-            run = len(text.tokens)
-            node = torch.arange(tree.nodes, run - start, device=model.device)[None]
-            tree.add(tokens, node - 1, node + 1, within=tokens.shape[1] - 1)
+            if rest:
+                path, rest = rest[:PROMPT_TOKENS], rest[PROMPT_TOKENS:]
+            else:
+                tree.note(logits.amax(-1))
+                require_finite(tree.finite)
+                text.draw(logits[0, -1], temperature, generator)
+                if not text.open:
+                    return tree.stats(0)
+                path, run = text.tokens[run:], len(text.tokens)
+            # The rest of the prompt, or what was drawn and what it forces, is a path below the last
+            # node, which a pass runs.
+            tokens = torch.tensor([path], device=model.device)
+            node = torch.arange(tree.nodes, tree.nodes + len(path), device=model.device)[None]
+            tree.add(tokens, node - 1, node + 1, within=len(path) - 1)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recsys.serving.schemas.common import Body
 
-MAX_PROMPT = 2_000  # characters, and tokens: nothing interrupts its pass, of quadratic memory
+MAX_PROMPT = 2_000  # characters, and tokens: attention over them takes quadratic work
 MAX_TOKENS = 512
 
 

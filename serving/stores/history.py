@@ -34,6 +34,7 @@ from recsys.serving.stores.seeding import replace_seed
 CHUNK = 50_000
 RETRY_S = 1.0  # after a part of an erasure has failed
 NEWEST = 5_000  # of a user's events, those that decide what is not recommended
+CHARACTERS = 1 << 18  # of the items of those; 52 for each
 STORED = sa.select(*(EVENTS.c[name] for name in EVENT_COLUMNS), EVENTS.c.id)
 NEWEST_FIRST = EVENTS.c.time_ms.desc(), EVENTS.c.id.desc()
 
@@ -56,10 +57,13 @@ class HistoryTable:
             left_out.difference_update(UNCOUNTED)
         if left_out:
             history = history.where(EVENTS.c.type.not_in(sorted(left_out)))
-        newest = history.order_by(*NEWEST_FIRST).limit(NEWEST).subquery()
+        characters = sa.func.sum(sa.func.length(EVENTS.c.item_id))
+        history = history.add_columns(characters.over(order_by=NEWEST_FIRST, rows=(None, 0)))
+        *newest, so_far = history.order_by(*NEWEST_FIRST).limit(NEWEST).subquery().c
         # In one row: for thousands of rows, each would wait for Python's lock.
         as_list = getattr(sa.func, calls.database.json_list)
-        self._history = sa.select(*(as_list(column, type_=sa.JSON) for column in newest.c))
+        self._history = sa.select(*(as_list(column, type_=sa.JSON) for column in newest))
+        self._history = self._history.where(so_far <= CHARACTERS)
         # Made once: making a statement takes as long as executing it.
         among, answer = calls.database.among, RECOMMENDATIONS.c.recommendation_id
         known = sa.select(EVENTS.c.event_id, EVENTS.c.digest)

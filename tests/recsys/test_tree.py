@@ -47,18 +47,22 @@ def both(values):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("passes", ["one", "prompt first", "level by level"])
+@pytest.mark.parametrize("passes", ["one", "one call", "prompt first", "level by level"])
 def test_a_tree_pass_equals_one_plain_pass_per_path(architecture, passes, borrowed):
     model = tiny_model(architecture, dtype=torch.float64)
     model_ = TreeModel.of(model)
     tree = borrowed.enter_context(TokenTree(model_, PromptBatch.of(PROMPTS, model_), len(TOKENS)))
     steps = {
         "one": [range(6)],
+        "one call": [range(6)],
         "prompt first": [range(0), range(6)],
         "level by level": [range(0), range(2), range(2, 5), range(5, 6)],
     }[passes]
     logits = []
     for step in steps:
+        if passes == "one call":
+            tree.add(both(TOKENS), both(PARENTS), both(DEPTH), within=2)
+            step = ()
         for depth in sorted({DEPTH[i] for i in step}):
             here = [i for i in step if DEPTH[i] == depth]
             tree.add(both([TOKENS[i] for i in here]), both([PARENTS[i] for i in here]), depth)

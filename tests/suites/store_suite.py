@@ -1,6 +1,7 @@
 """What every store does; a database gets these tests by a subclass that names its place."""
 
 import asyncio
+import itertools
 import json
 import random
 import threading
@@ -70,7 +71,9 @@ def plain_history(store, limit, not_history):
     events = [e for e in store.history.export() if e.user == "ada" and e.type not in left_out]
     events.sort(key=lambda e: (e.time_ms, e.place), reverse=True)
     newest = [(e.item, e.type, sign_of(e.type, not_history)) for e in events]
-    newest = newest[: history_module.NEWEST]
+    characters = itertools.accumulate(len(item) for item, _, _ in newest)
+    within = sum(total <= history_module.CHARACTERS for total in characters)
+    newest = newest[: min(within, history_module.NEWEST)]
     parts, hidden = [], []
     for place, (item, name, sign) in enumerate(newest):
         later = {other for same, _, other in newest[:place] if same == item}
@@ -197,13 +200,15 @@ class StoreSuite:
         await again.prepare()
         assert (again.history.count(), remembered(again, "r")) == (1, False)
 
+    @pytest.mark.parametrize("characters", [1 << 18, 350])
     @pytest.mark.parametrize(
         "not_history", [NOT_HISTORY, NOT_HISTORY[1:], (), ("skip", "view", "return")]
     )
     async def test_a_history_is_that_of_a_plain_reference(
-        self, location, opened, event, monkeypatch, not_history
+        self, location, opened, event, monkeypatch, not_history, characters
     ):
         monkeypatch.setattr(history_module, "NEWEST", 150)
+        monkeypatch.setattr(history_module, "CHARACTERS", characters)
         store, rng = opened(location, not_history=not_history), random.Random(7)
         for part in range(4):
             batch = [

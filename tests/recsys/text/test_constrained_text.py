@@ -11,6 +11,7 @@ from oracles import byte_level_tokenizer, random_prompts, tiny_model
 from pydantic import BaseModel, ConfigDict, Field
 
 from recsys.models.tree_forward import TreeModel
+from recsys.text import sample
 from recsys.text.grammar import choice, json_schema, lark, regex
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.sample import sample_text
@@ -107,8 +108,9 @@ def test_a_text_without_a_choice_needs_no_model():
 
 
 @pytest.mark.parametrize("architecture", ["llama-gqa", "mistral-window", "qwen3-mixed-window"])
-@pytest.mark.parametrize("skip", [True, False])
-def test_the_best_text_equals_a_loop_without_a_cache(architecture, skip):
+@pytest.mark.parametrize(("skip", "at_once"), [(True, 99), (False, 99), (True, 3), (False, 1)])
+def test_the_best_text_equals_a_loop_without_a_cache(architecture, skip, at_once, monkeypatch):
+    monkeypatch.setattr(sample, "PROMPT_TOKENS", at_once)
     model = tiny_model(architecture, 352, dtype=torch.float64)
     prompts = random_prompts(np.random.default_rng(2), 5, 12, 352)
     grammar = CASES["schema"][0]
