@@ -200,7 +200,7 @@ class StoreSuite:
         await again.prepare()
         assert (again.history.count(), remembered(again, "r")) == (1, False)
 
-    @pytest.mark.parametrize("characters", [1 << 18, 350])
+    @pytest.mark.parametrize("characters", [1 << 17, 350])
     @pytest.mark.parametrize(
         "not_history", [NOT_HISTORY, NOT_HISTORY[1:], (), ("skip", "view", "return")]
     )
