@@ -44,7 +44,7 @@ MAX_HEADER_BYTES = 16 * 1024
 BODIES = 8  # large bodies in memory, of the largest size
 ANSWER_S = 0.5  # time to send what is ready at the deadline
 PART = 64 * 1024  # bytes of an answer that a connection gets before it has sent earlier ones
-ANSWERS = 16 << 20  # bytes of answers, beyond the first part of each, that wait to be sent
+ANSWERS = 8 << 20  # bytes of answers, beyond the first part of each, that wait to be sent
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
