@@ -297,6 +297,13 @@ class TestSharedChanges(SharedChangesSuite):
         return (await store.journal.read("catalogue"))[-1][1]["title"]
 
 
+async def test_a_removed_item_of_the_bundle_stays_away(settings, fake, running):
+    async with running(settings, recommender=fake()) as (client, _):
+        await client.delete("/v1/items/item-3")
+    async with running(settings, recommender=fake()) as (client, _):
+        assert code(await client.get("/v1/items/item-3")) == (404, "unknown_item")
+
+
 async def test_another_model_replays_the_journal_except_refused_items(
     settings, fake, running, caplog
 ):
