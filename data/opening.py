@@ -107,9 +107,7 @@ class TableFile:
         return replace(self, columns=names, values=names, has_header=False)
 
     def batches(
-        self,
-        used: Iterable[str] | None = None,
-        damage: Damage | None = None,
+        self, used: Iterable[str] | None = None, damage: Damage | None = None
     ) -> Iterator[pa.Table]:
         """Read the used columns (None: all) some rows at a time, and count what cannot be read.
 

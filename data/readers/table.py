@@ -126,7 +126,8 @@ def _recognised(
     """The files of events, their first rows, the roles, and the columns of whole orders."""
     chosen, known = asdict(config.columns), config.mapping
     for explode in (True, False):
-        every = [open_table(path, explode=explode) for path in paths]
+        filled = [path for path in paths if path.stat().st_size] or paths
+        every = [open_table(path, explode=explode) for path in filled]
         events = [file for file in every if file.has_rows()] or every
         refuse_other_layouts(events[0], named=bool(known or chosen["item"]))
         if config.column_names:

@@ -457,7 +457,7 @@ def _read_files(
         is_other = shown and not shown >= {
             str(needed.get(role)).lower() for role in OWN_COLUMNS["events"]
         }
-        if path.is_dir() or is_other or error.rows >= FEW_ROWS:
+        if is_other or error.rows >= FEW_ROWS:
             raise
         say(f"{escape(str(error))}. So it has no new event.")
         return growth.COLUMNS.empty_table(), schema.empty_table()

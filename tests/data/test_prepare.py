@@ -214,11 +214,11 @@ def test_a_file_of_a_folder_may_have_no_rows(
 ) -> None:
     (raw / "days").mkdir()
     header = CSV.partition("\n")[0] + "\n"
-    for name, text in (("1.csv", header), ("2.csv", CSV), ("3.csv", header)):
+    for name, text in (("0.csv", ""), ("1.csv", header), ("2.csv", CSV), ("3.csv", header)):
         (raw / "days" / name).write_text(text)
     alone = prepare(source="table", path="days/2.csv")
     assert labels(prepare(source="table", path="days", force=True)) == labels(alone)
-    assert "no rows below the names of columns: 1.csv, 3.csv" in capsys.readouterr().err
+    assert "no rows below the names of columns: 0.csv, 1.csv, 3.csv" in capsys.readouterr().err
     (raw / "days/2.csv").write_text(header)
     with pytest.raises(DataError, match=r"1\.csv: no rows in it"):
         prepare(source="table", path="days", force=True)

@@ -425,6 +425,14 @@ def test_a_night_without_a_row_has_nothing_new(home, tmp_path, capsys):
         file.write_text(text)
         with pytest.raises(DataError, match=refusal):
             retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
+    days = tmp_path / "days"
+    days.mkdir()
+    for name, text in (("1.csv", ""), ("2.csv", f"{head}\n"), ("3.csv", "")):
+        (days / name).write_text(text)
+    outcome = retrain(Settings({"name": "shop", **QUICK}), Sources(events=days))
+    assert outcome.reasons == ("Nothing is new since shop.",)
+    walks(5, 4, 10).to_csv(days / "4.csv", index=False)
+    assert len(taken(home, days)) == len(walks(5, 4, 10))
 
 
 def test_a_night_with_ids_of_another_form_is_refused(home, tmp_path):
