@@ -39,7 +39,7 @@ MAX_TYPES = 255
 BESIDE_ITEMS = ("title", "category", "brand")  # in cells of several items
 NUMBERS_BESIDE_ITEMS = ("price", "quantity")  # such as 10,50, which a comma does not divide
 NO_TYPE = "(empty)"
-FAULTLESS = {"rows_of_cancelled_orders_dropped", "rows_of_no_products_dropped"}
+FAULTLESS = {f"rows_of_{n}_dropped" for n in ("cancelled_orders", "earlier_states", "no_products")}
 
 
 @dataclass
@@ -166,7 +166,7 @@ class EventReader:
             rows = file.batches(None if counts else used, damage)
             rows = filled_down(rows, self.of_orders, self.report)
             rows = with_lines(rows, used, file) if counts else rows
-            for batch in self._latest(rows, earlier[file.path]):
+            for batch in _latest(rows, earlier[file.path], self.report):
                 table = _without_open_quotes(batch, self.roles, file, damage, lines=lines)
                 table = self._split(table)
                 self.report.rows += table.num_rows
@@ -188,19 +188,6 @@ class EventReader:
             if self.report.removed.keys() <= FAULTLESS:
                 raise NoRowsError(text, files[0].names, self.report.rows)
             raise DataError(text)
-
-    def _latest(self, parts: Iterable[pa.Table], earlier: NDArray[np.int64]) -> Iterator[pa.Table]:
-        """The rows, without those with an earlier state of their line (`earlier_states`)."""
-        start = 0
-        for rows in parts:
-            first, last = np.searchsorted(earlier, (start, start + rows.num_rows))
-            keep = np.ones(rows.num_rows, bool)
-            keep[earlier[first:last] - start] = False
-            start += rows.num_rows
-            self.report.rows += int(last - first)
-            self.report.remove("rows_of_earlier_states_dropped", int(last - first), items=None)
-            if keep.any():
-                yield rows.filter(pa.array(keep))
 
     def _split(self, table: pa.Table) -> pa.Table:
         """One row for each item, where cells hold several or numbers of pieces."""
@@ -396,6 +383,22 @@ class EventReader:
         numbers = [self.types.index(name) if name in self.types else 0 for name in names]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])
+
+
+def _latest(
+    parts: Iterable[pa.Table], earlier: NDArray[np.int64], report: Report
+) -> Iterator[pa.Table]:
+    """The rows, without those with an earlier state of their line (`earlier_states`)."""
+    start = 0
+    for rows in parts:
+        first, last = np.searchsorted(earlier, (start, start + rows.num_rows))
+        keep = np.ones(rows.num_rows, bool)
+        keep[earlier[first:last] - start] = False
+        start += rows.num_rows
+        report.rows += int(last - first)
+        report.remove("rows_of_earlier_states_dropped", int(last - first), items=None)
+        if keep.any():
+            yield rows.filter(pa.array(keep))
 
 
 def _without_open_quotes(

@@ -196,9 +196,7 @@ def _with_one_type(
     return new, [ONE_TYPE, *(n for n in pc.unique(types).to_pylist() if n != ONE_TYPE)]
 
 
-def old_events(
-    before: Dataset, erased: Erased, *, typed: bool = False, counted: bool = False
-) -> pa.Table:
+def old_events(before: Dataset, erased: Erased, *, typed: bool, counted: bool) -> pa.Table:
     """The events of the parent as a source has them, without erased ones."""
     rows = before.events
     keep = ~np.isin(rows.user, erased.users)

@@ -242,7 +242,9 @@ def _read(
         with tempfile.TemporaryDirectory() as folder:  # the reader recognises items by events
             file = Path(folder) / "events.parquet"
             names = [*OWN_COLUMNS["events"]]
-            old = growth.old_events(before, growth.Erased.of(before, ()))
+            old = growth.old_events(
+                before, growth.Erased.of(before, ()), typed=False, counted=False
+            )
             as_written: dict[str, Any] = {"time_unit": "s", "column_names": ()}
             pq.write_table(pa.concat_tables([old.select(names), events.select(names)]), file)
             own = OWN_COLUMNS | {"day_first": None, "items": (mapping or {}).get("items")}
