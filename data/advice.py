@@ -12,17 +12,12 @@ from pathlib import Path
 from recsys.data.report import sentence
 from recsys.errors import DataError
 
-HISTORIES, FEW_USERS = "one JSON object with a list of items for each user", 5
-
 
 def list_in_one_object(text: str) -> str | None:
     """The name of the list that holds all records, in an object that is not read as one.
 
     One line with a list of plain records is read.
     """
-    values = re.findall(r'"\s*:\s*(\[\s*[^\[{\s]|\S)', text)
-    if len(values) >= FEW_USERS and all(len(value) > 1 for value in values):
-        return HISTORIES
     start = re.match(r'\s*\{(?:\s*"[^"]*"\s*:\s*[^\[{]*?,)*\s*"([^"]+)"\s*:\s*\[\s*\{', text)
     if start is None or "\n{" in text:
         return None
@@ -35,14 +30,11 @@ def json_list(path: Path, compression: str | None, name: str | None = None) -> D
     """The refusal of a list of records, perhaps under a name in one object."""
     file = f"{'gzip.' * (compression == 'gzip')}open({str(path)!r}, 'rt', encoding='utf-8-sig')"
     # Numbers with a decimal point stay as they are written.
-    rows, what, order = f"json.load({file}, parse_float=str)", "one JSON list", ""
-    if name == HISTORIES:
-        rows = f"(dict(user=user, item=item) for user, items in {rows}.items() for item in items)"
-        what, order = name, " --column timestamp=file-order"
-    elif name is not None:
+    rows, what = f"json.load({file}, parse_float=str)", "one JSON list"
+    if name is not None:
         rows, what = f"{rows}[{name!r}]", f"one JSON object around the list {name!r}"
     program = f"import gzip, json; [print(json.dumps(row)) for row in {rows}]"
-    command = command_of(program, path, "lines.jsonl") + order
+    command = command_of(program, path, "lines.jsonl")
     return DataError(sentence("one_json", path=path, what=what, command=command))
 
 

@@ -36,6 +36,7 @@ from recsys.data.refunds import lines_of_returns
 from recsys.data.report import sentence
 from recsys.data.sample import (
     FILE_ORDER,
+    NAMED,
     NEEDED,
     NO_COLUMN,
     SHARE_OF_TIMES,
@@ -263,7 +264,7 @@ def recognise_items(
         names = {role: ITEM_WORDS[role] for role in ITEM_WORDS if "available" in role}
 
     if "id" not in roles and chosen.get("item") in sample.table.column_names:
-        roles["id"] = Found(item, "named in the settings")
+        roles["id"] = Found(item, NAMED)
     for role, groups in names.items():
         if role in roles or chosen.get(role) == NO_COLUMN:
             continue
@@ -338,7 +339,7 @@ def _given(sample: Sample, chosen: Chosen, words: Mapping[str, Groups]) -> Roles
         if name not in sample.table.column_names:
             missing = sentence("no_column_of_settings", path=sample.path, name=name, role=role)
             raise DataError(f"{missing}\n{sample.show()}")
-        roles[role] = Found(name, "named in the settings")
+        roles[role] = Found(name, NAMED)
     return roles
 
 
@@ -391,9 +392,19 @@ def _take_published(ranked: list[tuple[int, str]], roles: Roles) -> None:
 
 
 def _take_clock(sample: Sample, chosen: Chosen, roles: Roles) -> None:
-    """Find the time of day in a column of its own."""
+    """Find the time of day, or what divides seconds, in a column of its own."""
     if chosen.get("clock") is not None or "timestamp" not in roles:
         return
+    free, name = free_columns(sample, roles), roles["timestamp"].column
+    stem = name.removesuffix("seconds")  # {"_seconds": 1767225600, "_nanoseconds": 5000000}
+    below = [n for n in (f"{stem}nanoseconds", f"{stem}nanos") if n in free and stem != name]
+    if below:
+        roles["nanosecond"] = Found(below[0], "by name: it divides the seconds")
+    for part in free if not below else ():
+        if normalised(part) in words("milliseconds"):
+            texts, times = sample.texts(part), sample.texts(name)
+            if share_of(texts, r"^\d{1,3}$") == 1 and not share_of(times, r"[.,]\d|^\d{11}"):
+                roles["millisecond"] = Found(part, "by name: it divides the seconds")
     clocks = candidates.clocks_beside_dates(sample, roles)
     ranked = [n for n, reads in clocks.items() if reads]
     named = [n for n in ranked if rank(n, EVENT_WORDS["clock"]) is not None]

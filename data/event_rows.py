@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -254,7 +254,8 @@ class EventReader:
             moments = read_moments(times, rules, self.counts)
             for rule in CHANGES:
                 self.report.add(rule, self.counts.pop(rule, 0))
-            made["timestamp"], made["nanosecond"] = moments.second, moments.nanosecond
+            made["timestamp"] = moments.second
+            made["nanosecond"] = _below_seconds(column, moments.nanosecond, path)
             local, zoned, names = find_zones(times)
             self.report.add("times_with_a_zone", zoned, names)
             self.report.add("times_without_a_zone", local)
@@ -283,7 +284,8 @@ class EventReader:
         if "price" in made:  # of lines of returns it is not the price of today
             bought = _is_positive(types)
             if pieces is not None:
-                bought = pc.and_(bought, pc.fill_null(pc.greater_equal(pieces, 0), True))
+                alone = pc.equal(pieces, 1) if self.first.totals else pc.greater_equal(pieces, 0)
+                bought = pc.and_(bought, pc.fill_null(alone, True))
             made["price"] = pc.if_else(bought, made["price"], None)
         if returned:
             back = reduce(pc.or_, returned)
@@ -363,10 +365,6 @@ class EventReader:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)
         points = read_ratings(texts)
         self.report.add_rows("ratings_unreadable", pc.and_(filled, pc.is_null(points)), texts)
-        if self.report.mapping.get("unrated"):
-            unrated = pc.equal(points, -1)
-            self.report.add_rows("ratings_of_minus_1", unrated, texts)
-            points = pc.if_else(unrated, None, points)
         return points
 
     def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -383,6 +381,19 @@ class EventReader:
         numbers = [self.types.index(name) if name in self.types else 0 for name in names]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])
+
+
+def _below_seconds(
+    columns: Mapping[str, pa.ChunkedArray], nanosecond: pa.ChunkedArray, path: Path
+) -> pa.ChunkedArray:
+    """Nanoseconds after the second: of a column of their own, if there is one."""
+    for role, size in (("nanosecond", 1), ("millisecond", 1_000_000)):
+        if role in columns:
+            texts = as_strings(columns[role], role, path)
+            fits = pc.match_substring_regex(texts, rf"^\d{{1,{10 - len(str(size))}}}$")
+            below = pc.fill_null(pc.cast(pc.if_else(fits, texts, "0"), pa.int32()), 0)
+            nanosecond = pc.multiply(below, pa.scalar(size, pa.int32()))
+    return nanosecond
 
 
 def _latest(

@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,12 +21,13 @@ from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.report import sentence
 from recsys.data.returns import read_pieces
-from recsys.data.sample import SAMPLE_ROWS, Chosen, Roles, Sample, free_columns
+from recsys.data.sample import SAMPLE_ROWS, SURE_SHARE, Chosen, Roles, Sample, free_columns
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
 
 # Roles of which one shows that events are lines of orders; so do events without rating and type.
 FEW_ITEMS = 20  # of fewer, one may well be in nearly every order
+FEW_LINES = 5  # with several pieces; fewer show nothing
 ORDERS = frozenset(["session", "quantity", "order_status", "taken_back", "price"])
 Conditions = list[tuple[str, str]]
 
@@ -41,6 +43,7 @@ class FirstRows:
         service: finds the lines that are no products.
         without_id: whether an item has a title and no id.
         without_user: whether an order has rows with a user and rows without one.
+        totals: whether the price of a line is that of all its pieces.
         conditions: (column, pattern) by which the settings name such lines in the events.
     """
 
@@ -48,6 +51,7 @@ class FirstRows:
     nobody: list[str]
     prefix: str
     service: service_lines.ServiceLines
+    totals: bool
     conditions: Conditions
     without_id: bool
     without_user: bool
@@ -140,8 +144,21 @@ def look_at(
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
     service.ask(titles, stops=not config.new_items)  # nobody answers at night
+    totals = bool(known_form.get("totals"))
+    if prices is not None and pieces is not None and config.mapping is None:
+        totals = _are_totals(bought, prices.values, pieces)
     without_id = "title" in roles and pc.any(is_no_id(cells)).as_py()
-    return FirstRows(form, nobody, prefix, service, conditions, without_id, without_user)
+    return FirstRows(form, nobody, prefix, service, totals, conditions, without_id, without_user)
+
+
+def _are_totals(items: pa.ChunkedArray, prices: pa.ChunkedArray, pieces: pa.ChunkedArray) -> bool:
+    """Whether prices of lines with several pieces are of all of them, by those of one piece."""
+    columns = {"item": items.to_pandas(), "price": prices.to_numpy(), "pieces": pieces.to_numpy()}
+    rows = pd.DataFrame(columns)
+    rows["one"] = rows["item"].map(rows[rows["pieces"] == 1].groupby("item")["price"].median())
+    more = rows[(rows["pieces"] > 1) & (rows["one"] > 0)]
+    of_all = 2 * more["price"] > more["one"] * (1 + more["pieces"])
+    return len(more) >= FEW_LINES and bool(of_all.mean() >= SURE_SHARE)
 
 
 def _patterns(

@@ -7,7 +7,6 @@ latest one among equals; its price is the latest one above 0, and 0 only if it h
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -24,7 +23,7 @@ from recsys.data.day_orders import show_day_first
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
 from recsys.data.numbers import ANSWER, NO_NUMBER, read_numbers
-from recsys.data.report import EXAMPLES, Report, sentence
+from recsys.data.report import Report, sentence
 from recsys.data.sample import Roles
 from recsys.data.texts import MISSING, NOTHING, as_strings, as_text, each_value
 from recsys.data.time_formats import TimeRules, read_moments
@@ -35,8 +34,6 @@ from recsys.event_names import normalised
 MARKUP = r"<[A-Za-z/!][^>]*>|&(#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]+);"
 BLANKS = r"\s+"
 ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas writes such columns
-LIKE_A_NUMBER = r"^[+-]?\d[\d.,' \x{00A0}\x{202F}]*$"
-CODE_OR_LONG = r"^0\d|^\d{16,}$"  # articles' numbers, which are texts
 PATHS = (" > ", ">", " / ", "/", "|", "::")  # separators of category paths
 LISTS = words("lists_of_categories")
 LIST = r"(?<!\\),\s*"  # a comma with a backslash is part of a name
@@ -197,25 +194,12 @@ class ItemCleaner:
             self.report.add_rows("prices_of_thousands", numbers.thousands, texts)
             self.report.add_rows("prices_read", numbers.converted, texts)
             return {name: numbers.values}
-        self._note_text(name, texts)
+        if named:
+            self.report.note(sentence("price_as_text", name=name, file=self.path.name))
         answers = pc.match_substring_regex(texts, ANSWER)
         if pc.all(answers).as_py():
             return {name: pc.cast(pc.utf8_lower(texts), pa.bool_())}
         return self._categories(name, self._said(texts, NOTHING))
-
-    def _note_text(self, name: str, texts: pa.ChunkedArray) -> None:
-        """Say that a column stays text although it has the name of a price or many numbers."""
-        if self._is_price(name):
-            self.report.note(sentence("price_as_text", name=name, file=self.path.name))
-            return
-        filled = texts.drop_null()
-        alike = filled.filter(pc.match_substring_regex(filled, LIKE_A_NUMBER))
-        codes = pc.match_substring_regex(filled, CODE_OR_LONG)
-        if 2 * len(alike) <= len(filled) or pc.any(codes).as_py():
-            return
-        values = ", ".join(pc.unique(alike).to_pylist()[:EXAMPLES])
-        said = {"name": name, "file": self.path.name, "setting": shlex.quote(f"price={name}")}
-        self.report.note(sentence("numbers_as_text", values=values, **said))
 
     def _is_price(self, name: str) -> bool:
         if name == self._column.get("price"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -165,6 +166,8 @@ def json_table(
     Raises:
         DataError: so long records around long lists that repeating them would fill the memory.
     """
+    if records is not None and records.kind == ["DOUBLE"]:
+        block = _with_texts(block, records.name.rpartition(".")[2])
     lines = _lines(block, first, NUMBER)
     connection.register("lines", pa.Table.from_batches([lines]))
     damaged = connection.sql(
@@ -202,6 +205,21 @@ def _lines(block: bytes, first: int, numbers: str = CODE) -> pa.RecordBatch:
     texts = pa.array(lines, pa.binary()).cast(pa.string())
     texts = pc.replace_substring_regex(texts, numbers, r'\1"\2"')
     return pa.record_batch({"line": texts, "number": pa.array(range(first, first + len(lines)))})
+
+
+def _with_texts(block: bytes, name: str) -> bytes:
+    """Lines in which the numbers of the lists with a name are texts.
+
+    >>> _with_texts(b'{"items": [1.50, 2]}', "items")
+    b'{"items": ["1.50","2"]}'
+    """
+    lists = rb'("%s"\s*:\s*\[)([-+\d.eE,\s]+)\]' % re.escape(name.encode())
+
+    def with_quotes(match: re.Match[bytes]) -> bytes:
+        numbers = (b'"%s"' % number.strip() for number in match[2].split(b","))
+        return match[1] + b",".join(numbers) + b"]"
+
+    return re.sub(lists, with_quotes, block)
 
 
 def _value(field: Field) -> str:

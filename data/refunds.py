@@ -23,8 +23,17 @@ from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, is_of_later, rank, words
 from recsys.data.event_table import connected
 from recsys.data.report import Report, sentence
-from recsys.data.sample import NO_COLUMN, Chosen, Found, Roles, Sample, free_columns, share_of
-from recsys.data.texts import as_strings, as_text
+from recsys.data.sample import (
+    NAMED,
+    NO_COLUMN,
+    Chosen,
+    Found,
+    Roles,
+    Sample,
+    free_columns,
+    share_of,
+)
+from recsys.data.texts import as_strings
 from recsys.event_names import normalised
 
 MOST_FILLED = 0.5  # share of the rows that may have the number of a return
@@ -128,10 +137,10 @@ def lines_of_returns(sample: Sample, chosen: Chosen) -> Roles:
     name, names = chosen.get("taken_back") or NO_COLUMN, sample.table.column_names
     column, _, value = name.partition("=")
     if value and column in names and name not in names:
-        return {f"taken_back ={value}": Found(column, "named in the settings")}
+        return {f"taken_back ={value}": Found(column, NAMED)}
     for form, pattern in returns.MARKS_OF_LINES.items() if name in names else ():
         if share_of(sample.texts(name), pattern):
-            return {f"taken_back {form}": Found(name, "named in the settings")}
+            return {f"taken_back {form}": Found(name, NAMED)}
     return {}
 
 
@@ -334,7 +343,7 @@ def earlier_states(
                     pieces = returns.read_pieces(as_strings(column[role], role, path))
                     returned.append(pc.fill_null(pc.not_equal(pieces, 0), False))
                 texts = {
-                    f"c{n}": pc.fill_null(as_text(part[name]), "")
+                    f"c{n}": pc.fill_null(as_strings(part[name], name, path), "")
                     for n, name in enumerate([*names, *states])
                 }
                 back = pc.and_not(reduce(pc.or_, returned + cancelled), lines)

@@ -16,6 +16,7 @@ from recsys.data.texts import as_text
 SAMPLE_ROWS = 100_000
 FILE_ORDER = "file-order"  # the value of `columns.timestamp` for a file without times
 NO_COLUMN = "none"  # the value of a setting that says that no column has the role
+NAMED = "named in the settings"  # why a column has a role
 SHARE_OF_TIMES = 0.5
 SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}

@@ -30,8 +30,7 @@ from recsys.data.files import Damage
 from recsys.data.first_rows import look_at
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
-from recsys.data.layouts import refuse_other_layouts, refuse_without_header
-from recsys.data.numbers import has_unrated
+from recsys.data.layouts import refuse_other_lines, refuse_wide_orders, refuse_without_header
 from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.refunds import refunds
@@ -69,7 +68,7 @@ def read(config: ReaderConfig) -> EventStream:
     report = Report()
     items = open_table(paths.pop("items")) if "items" in paths else None
     if items is not None:
-        refuse_other_layouts(items, named=True)
+        refuse_wide_orders(items)
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
     chosen, known = asdict(config.columns), config.mapping
     day_second = bool(known and known.get("day_second"))
@@ -92,14 +91,14 @@ def read(config: ReaderConfig) -> EventStream:
     unused = free_columns(sample, roles)
     report.mapping["events"] = {role: match.column for role, match in roles.items()}
     report.mapping |= {"unused": unused, "day_first": times.day_first}
-    ratings = [sample.texts(roles["rating"].column)] if "rating" in roles else []
-    unrated = known.get("unrated") if known else any(map(has_unrated, ratings))
     day_second = next(iter(of_file.values())).day_second
-    report.mapping |= {"unasked": unasked, "unrated": unrated, "day_second": day_second}
+    report.mapping |= {"unasked": unasked, "day_second": day_second}
     _say_forms(report, [*events, *([items] if items else [])])
     _report_columns(report, sample, roles, chosen)
     first = look_at(sample, roles, items, described, chosen, times, config)
-    report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
+    report.mapping |= {"nobody": first.nobody, "prefix": first.prefix, "totals": first.totals}
+    if first.totals:
+        _warn(report, sentence("totals", name=roles["price"].column))
     reader = EventReader(config, roles, of_file, report, first, IdForms(report), of_orders)
 
     def read_items(match: pa.Table) -> ItemCatalog:
@@ -129,7 +128,8 @@ def _recognised(
         filled = [path for path in paths if path.stat().st_size] or paths
         every = [open_table(path, explode=explode) for path in filled]
         events = [file for file in every if file.has_rows()] or every
-        refuse_other_layouts(events[0], named=bool(known or chosen["item"]))
+        refuse_wide_orders(events[0])
+        refuse_other_lines(events[0])
         if config.column_names:
             events = [file.with_names(config.column_names) for file in events]
         events = _agreed([_as_before(file, known) for file in events] if known else events)
@@ -149,7 +149,7 @@ def _recognised(
             columns.check_new_columns(sample, chosen, roles, before, times)
         lists = {file.explode for file in events if file.explode}
         if not lists or any(
-            lists & {m.column, m.column.rpartition(".")[0]} for m in roles.values()
+            f"{m.column}.".startswith(f"{name}.") for name in lists for m in roles.values()
         ):
             break  # lines of orders; other lists, such as parameters, are no rows
     return events, sample, roles, of_orders

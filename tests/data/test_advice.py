@@ -15,7 +15,6 @@ from reader_suite import table
 
 from recsys.data.dialect import lines_above
 from recsys.data.grouped_rows import print_returns
-from recsys.data.layouts import print_table
 from recsys.data.sources import find_tables
 from recsys.errors import DataError
 
@@ -331,22 +330,20 @@ def test_a_table_with_a_column_for_each_item_is_refused(shop, head, signs, form)
         shop(table(head + ",".join(names), rows))
 
 
-def test_items_without_anything_else_have_a_command(read_as_advised):
+def test_items_without_anything_else_are_refused(shop):
     rows = [[f'"{",".join(f"p{(n + k) % 11}" for k in range(1 + n % 3))}"'] for n in ROWS]
-    found = read_as_advised(table("items", rows), "the only column has items")
-    assert (found.roles["user"], found.data.item_ids.size) == ("order", 11)
+    with pytest.raises(DataError, match="no column is recognised as the user"):
+        shop(table("items", rows))
 
 
 @pytest.mark.parametrize("mark", ["|", " | "])
 @pytest.mark.parametrize("more", ["", ", Product Variation Details: , Product Unit Price: 2.50"])
-def test_items_as_texts_in_a_cell_have_a_command(read_as_advised, mark, more):
+def test_items_as_texts_in_a_cell_are_refused(shop, mark, more):
     line = "Product ID: {0}, Product Qty: 2, Product SKU: A{0}, Product Name: Tea {0}, loose" + more
     cells = [f'"{line.format(n * 3 % 11)}{mark}{line.format(n * 7 % 11)}"' for n in ROWS]
     rows = [(n, n % 20, f"2026-01-{day(n):02d}", cells[n]) for n in ROWS]
-    text = table("Order ID,Customer ID,Order Date,Product Details", rows)
-    found = read_as_advised(text, "has the items of an order as texts")
-    assert found.values("title")[0] == "Tea 0, loose"
-    assert found.info["cleaning"]["accounts"][0]["events"] == 360
+    with pytest.raises(DataError, match="no column is recognised as the item"):
+        shop(table("Order ID,Customer ID,Order Date,Product Details", rows))
 
 
 def test_xml_has_a_command_and_pages_are_refused(shop, read_as_advised):
@@ -496,16 +493,10 @@ def test_zones_in_a_column_of_their_own_are_named(shop, name, zones, clock):
     assert (said in shop(table(head, rows)).notes) == ("+01" not in clock)
 
 
-def test_lines_between_cells_divide_them_whatever_is_in_them(shop, tmp_path, capsys):
+def test_lines_between_cells_divide_them_whatever_is_in_them(shop):
     head, *rows = ORDERS.replace(",", "|").splitlines()
     found = shop("\n".join([f"{head}|title", "|p0|2026-01-01|Jam  pot", *(f"{r}|" for r in rows)]))
     assert found.info["cleaning"]["accounts"][0]["events"] == 181
-    page = tmp_path / "page.txt"
-    page.write_text(
-        "| user | item | title |\n|---|---|---|\n|  | p1 | Jam  pot |\n| u1 | p2 |  |\n"
-    )
-    print_table(str(page))
-    assert capsys.readouterr().out == "user,item,title\n,p1,Jam  pot\nu1,p2,\n"
 
 
 def test_a_return_without_a_number_is_of_no_order(tmp_path, capsys):
@@ -514,3 +505,13 @@ def test_a_return_without_a_number_is_of_no_order(tmp_path, capsys):
     returned.write_text("order id,sku\n1,p1\n,p9\n")
     print_returns(str(orders), str(returned))
     assert capsys.readouterr().out.splitlines()[-2:] == ["1,a,p1,yes", ",,p9,yes"]
+
+
+@pytest.mark.parametrize("names", [("_seconds", "_nanoseconds"), ("seconds", "nanos")])
+def test_seconds_and_nanoseconds_of_one_record_are_one_time(shop, names):
+    value = lambda n: dict(zip(names, (T + n // 4, n % 4 * 250_000_000), strict=True))  # noqa: E731
+    found = shop(lines(value), file="events.jsonl")
+    events = found.data.events
+    assert "events_at_the_same_time" not in found.counts
+    assert {*events.nanosecond.tolist()} == {0, 250_000_000, 500_000_000, 750_000_000}
+    assert events.timestamp.max() == T + 44

@@ -255,16 +255,33 @@ def test_the_advised_names_read_a_folder_without_headers(home, raw):
     assert last_dataset(home).interactions.item.size == 60
 
 
-@pytest.mark.parametrize("before", ["", "T{},K{}", "K{}: "])
 @pytest.mark.parametrize(
-    ("mark", "sizes"), [(",", "1234"), (";", "3"), (" ", "52345555"), ("\t", "3")]
-)
-def test_a_basket_on_each_line_is_refused(shop, mark, before, sizes):
-    rows = [[before.format(n, n % 7).replace(",", mark)] * bool(before)
-            + [f"{'KBEOTS'[(n + k) % 6]}ä" for k in range(int(sizes[n % len(sizes)]))]
-            for n in range(60)]  # fmt: skip
-    with pytest.raises(DataError, match=r"names of columns|no column is|damaged"):
-        shop("\n".join(map(mark.join, rows)))
+    ("mark", "encoding", "before", "packed", "sizes"),
+    [(",", "utf-8", [], False, "1234"), (",", "utf-8", [], True, "3"),
+     (";", "cp1252", ["T{}", "K{}"], True, "3"), (" ", "utf-8", [], False, "52345555"),
+     ("\t", "utf-16", ["K{}"], False, "1234"), ("\t", "utf-16", ["K{}"], True, "3"),
+     ("|", "utf-8", ["T{}"], False, "52345555")],
+)  # fmt: skip
+def test_the_command_for_baskets_reads_them(
+    home, raw, follow, mark, encoding, before, packed, sizes
+):
+    goods = ["Käse", "Brot", '"Ei, groß"' if mark == "," else "Ei", "Öl", "Tee", "Salz"]
+    rows = []
+    for n in range(60):
+        own = [form.format(n if form[0] == "T" else n % 7) for form in before]
+        rows.append(
+            mark.join([*own, *(goods[(n + k) % 6] for k in range(int(sizes[n % len(sizes)])))])
+        )
+    content = "\n".join([*rows, ""]).encode(encoding)
+    name = "b.txt.gz" if packed else "b.txt"
+    (raw / name).write_bytes(gzip.compress(content) if packed else content)
+    refused = str(prepared(name).exception)
+    path, *options = shlex.split(follow(refused))
+    assert prepared(path, *options).exit_code == 0
+    data = last_dataset(home)
+    assert {*data.item_ids} == {good.strip('"') for good in goods}
+    people = 7 if any("K" in form for form in before) else 60
+    assert len(data.interactions.user_ids) == people
 
 
 def test_a_file_of_the_night_without_a_header_is_refused_with_advice_that_works(shop, raw):
