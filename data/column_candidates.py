@@ -257,7 +257,6 @@ def content_agrees(role: str, sample: Sample, rules: TimeRules, name: str) -> bo
         )  # which are refused later
         repeats = distinct < len(values) and not (one and role == "user")
         repeats = repeats or (role == "item" and parts_repeat(values))
-        repeats = repeats and not (role == "item" and (one or distinct == 2))  # as yes and no
         return bool(repeats) or len(values) < ENOUGH_ROWS
     if role == "id":
         return bool(distinct >= 0.5 * len(values) or share_of(values, SHORTENED))

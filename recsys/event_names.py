@@ -135,13 +135,15 @@ def _key(name: str) -> str:
     return "".join(word for word in words_of(name) if not MAY_HAPPEN.search(word))
 
 
-def words_of(name: str) -> list[str]:
+@lru_cache(4096)
+def words_of(name: str) -> tuple[str, ...]:
     """The words of a name such as `partialRefund` or `Facture d'avoir`, each `normalised`.
 
     Words in other letters are in lower case.
     """
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("charge back", "chargeback")
-    return [normalised(word) or word.lower() for word in re.split(r"[\W_]+", parted)]
+    words = re.split(r"[\W_]+", parted)
+    return tuple(w.lower() if w.isascii() else normalised(w) or w.lower() for w in words)
 
 
 def _is_negated(name: str) -> bool:

@@ -24,12 +24,12 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (29_380, 25_000),
+    "recsys": (29_385, 25_000),
     "data": (11_670, 5_500),
     "training": (6_110, 6_000),
     "serving": (13_370, 13_000),
     "benchmarks": (3_360, 3_500),
-    "tests": (47_580, 36_000),
+    "tests": (47_650, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},

@@ -250,6 +250,7 @@ class TokenTree:
         depth: torch.Tensor | int,
         *,
         within: int = 0,
+        is_path: bool = False,
     ) -> int:
         """Add nodes; they are run by the next `forward`.
 
@@ -258,6 +259,7 @@ class TokenTree:
             parents: (B, W) node numbers added before this call; `ROOT` for the prompt.
             depth: of the nodes, (B, W) or one for all; 1 below the prompt.
             within: longest chain of parents that are themselves among the nodes of this call.
+            is_path: whether all nodes of the tree are one path, in the order of their numbers.
 
         Returns:
             Number of the first new node.
@@ -267,16 +269,13 @@ class TokenTree:
         self._tokens[:, here] = torch.where(tokens == NO_TOKEN, self._padding, tokens)
         self._depth[:, here] = depth
         known, none = self._ancestors[..., :end], self._ancestors.shape[1] - 1
-        inside = parents >= first
-        rows = torch.where((parents == ROOT) | inside, none, parents)
+        rows = torch.where(parents == ROOT, none, parents).unsqueeze(-1).expand(-1, -1, end)
         slots = torch.arange(end, device=tokens.device)
         own = slots == slots[first:].unsqueeze(-1)
-        known[:, here] = known.gather(1, rows.unsqueeze(-1).expand(-1, -1, end)) | own
-        above = torch.where(inside, parents, slots[first:]) - first
-        for _ in range(within.bit_length()):  # each round hands ancestors down twice as far
-            new = known[:, here]
-            known[:, here] = new | new.gather(1, above.unsqueeze(-1).expand(-1, -1, end))
-            above = above.gather(1, above)
+        if is_path:
+            known[:, here] = slots <= slots[first:].unsqueeze(-1)
+        for _ in range(0 if is_path else 1 + within):  # hands ancestors one generation down
+            known[:, here] = known.gather(1, rows) | own
         self.nodes = end
         return first
 

@@ -188,8 +188,7 @@ def _write(
                 if not text.open:
                     return tree.stats(0)
                 path, run = text.tokens[run:], len(text.tokens)
-            # The rest of the prompt, or what was drawn and what it forces, is a path below the last
-            # node, which a pass runs.
+            # The rest of the prompt, or what was drawn and forced, is a path below the last node.
             tokens = torch.tensor([path], device=model.device)
             node = torch.arange(tree.nodes, tree.nodes + len(path), device=model.device)[None]
-            tree.add(tokens, node - 1, node + 1, within=len(path) - 1)
+            tree.add(tokens, node - 1, node + 1, is_path=True)

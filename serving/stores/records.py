@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from recsys.errors import RecsysError
@@ -22,6 +22,7 @@ NOT_HISTORY = (
     "impression", "dismiss", "dislike", "skip", "feedback", "return", "refund", "remove_from_cart"
 )  # fmt: skip
 SKEW_MS = 3_600_000  # by which the clock of whoever reports feedback may be behind
+MOST_TYPES = 32  # of a history that are understood, its newest: a name takes up to 40 us
 DISLIKES = ("dislike", "dismiss")  # of `NOT_HISTORY`: the user does not want to see the item
 
 
@@ -43,7 +44,7 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
     >>> [sign_of(name, NOT_HISTORY).name for name in ("view", "cancelled", "thumbs_down", "skip")]
     ['PART', 'RETURN', 'DISLIKE', 'LEFT_OUT']
     """
-    taken_back = takes_back(name) and not is_partial(name)
+    taken_back = level(name) == 0 and takes_back(name) and not is_partial(name)
     if name in not_history:
         if name in DISLIKES:
             return Sign.DISLIKE
@@ -69,13 +70,15 @@ def parts_of_history(
     Args:
         items: those of a user's events, newest first, as the parts are.
         types: of the same events.
-        not_history: as in `sign_of`.
+        not_history: as in `sign_of`. Further types than `MOST_TYPES` are not known.
 
     >>> types = ["view", "return", "return", "purchase"]
     >>> parts_of_history(["b", "a", "b", "a"], types, NOT_HISTORY)
     (['b'], ['view'], ('a',))
     """
-    signs = {name: Sign.PART if name is None else sign_of(name, not_history) for name in set(types)}
+    read = {*islice(filter(None, dict.fromkeys(types)), MOST_TYPES)} | {*not_history} & {*types}
+    signs = {None: Sign.PART} | {name: sign_of(name, not_history) for name in read}
+    types = [name if name in signs else None for name in types]
     if all(sign is Sign.PART for sign in signs.values()):  # as of almost all users
         return items, types, ()
     parts: list[tuple[str, str | None]] = []

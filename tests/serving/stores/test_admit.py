@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recsys.serving.stores import records
 from recsys.serving.stores.history import admit
-from recsys.serving.stores.records import Event, EventConflictError
+from recsys.serving.stores.records import Event, EventConflictError, Sign, parts_of_history
 
 EVENTS = st.builds(
     lambda name, user, content, answer: Event(
@@ -45,3 +46,12 @@ def test_admission_of_batches_equals_a_dictionary(batches, erased_ms):
         kept = after
         assert known == kept
         assert {name: getattr(done, name) for name in counts} == counts
+
+
+def test_few_types_of_a_history_are_understood(monkeypatch):
+    read = []
+    monkeypatch.setattr(records, "sign_of", lambda name, _: read.append(name) or Sign.PART)
+    types = ["skip", *(f"t{number}" for number in range(5_000)), "feedback", None]
+    _, known, _ = parts_of_history([*map(str, range(len(types)))], types, ("feedback",))
+    assert sorted(read) == sorted([*types[: records.MOST_TYPES], "feedback"])
+    assert {*known[records.MOST_TYPES :]} == {None, "feedback"}
