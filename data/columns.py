@@ -30,7 +30,6 @@ from recsys.data.column_words import (
     rank,
     words,
 )
-from recsys.data.day_orders import share_of_times
 from recsys.data.layouts import refuse_without_header
 from recsys.data.refunds import lines_of_returns
 from recsys.data.report import sentence
@@ -39,8 +38,6 @@ from recsys.data.sample import (
     NAMED,
     NEEDED,
     NO_COLUMN,
-    SHARE_OF_TIMES,
-    SURE_SHARE,
     Chosen,
     Found,
     Roles,
@@ -54,7 +51,6 @@ from recsys.errors import DataError
 from recsys.event_names import normalised
 
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
-FEW_PERSONS = 20  # below this, values of an unknown name are no persons
 SHARE_OF_PERSONS = 0.05  # of the rows; a column that names fewer buyers is nearly empty
 # Roles of all columns that fit: any of them may say yes.
 SEVERAL = ("unavailable", "taken_back", "order_status")
@@ -135,44 +131,21 @@ def recognise_events(
 
 
 def _refuse_persons(sample: Sample, roles: Roles, session: str) -> None:
-    """Raise a DataError if a column tells who bought, of whom some have several orders.
-
-    Its name says so, or it has one value in each order, such as a number or two words, and fewer
-    values than there are orders, but no few.
-    """
-    is_order = rank(session, EVENT_WORDS["session"][:2]) is not None
-    for name in free_columns(sample, roles):
-        named = rank(name, EVENT_WORDS["person"]) is not None
-        if sample.counts[name] > 1 or not (named or (is_order and _may_be_persons(sample, name))):
+    """Raise a DataError if a column names who bought, of whom some have several orders."""
+    free = free_columns(sample, roles)
+    for name in (name for name in free if rank(name, EVENT_WORDS["person"]) is not None):
+        if sample.counts[name] > 1 or not len(sample.texts(name)):
             continue
         ids = [pc.utf8_trim_whitespace(as_text(sample.table[n])) for n in (name, session)]
         rows = pa.table(ids, ["person", "order"])
         nobody = pc.or_(is_no_id(rows["person"]), each(rows["person"], is_placeholder))
         rows = rows.filter(pc.invert(nobody))
-        persons, orders = (pc.count_distinct(column).as_py() for column in rows.columns)
-        pairs = rows.group_by(["person", "order"]).aggregate([]).num_rows
-        of_rows = SHARE_OF_PERSONS if named else 1 - SHARE_OF_PERSONS
-        fits = pairs == orders and persons >= FEW_PERSONS and 0.1 * orders <= persons < 0.9 * orders
-        if rows.num_rows >= of_rows * sample.table.num_rows and (
-            fits if not named else 1 < persons < pairs
-        ):
+        persons = pc.count_distinct(rows["person"]).as_py()
+        orders = rows.group_by(["person", "order"]).aggregate([]).num_rows
+        if rows.num_rows >= SHARE_OF_PERSONS * sample.table.num_rows and 1 < persons < orders:
             said = {"name": name, "count": rows.num_rows, "shown": examples(rows["person"])}
             said |= {"session": session, "person": shlex.quote(f"user={name}")}
             raise DataError(f"{sentence('persons', path=sample.path, **said)}\n{sample.show()}")
-
-
-def _may_be_persons(sample: Sample, name: str) -> bool:
-    """Whether most values of a column without a known name are ids or names of two words."""
-    values, key = sample.texts(name), normalised(name)
-    known = {**EVENT_WORDS, **EVENT_FIELDS}.values()
-    if any(rank(name, groups) is not None for groups in known) or is_of_later(name):
-        return False
-    if any(word in key for word in words("of_orders") | words("amounts") | words("beside_sales")):
-        return False
-    forms = (share_of(values, form) >= SURE_SHARE for form in (r"^\S*\d\S*$", r"^\D*\S\s+\S\D*$"))
-    times = share_of_times(sample.table[name], TimeRules("auto", "UTC", None, 0))[1]
-    is_id = share_of(values, candidates.NO_IDS) < 1 - SURE_SHARE and times < SHARE_OF_TIMES
-    return any(forms) and is_id
 
 
 def mapped(sample: Sample, chosen: Chosen, mapping: Mapping[str, str], *, of_items: bool) -> Roles:

@@ -80,7 +80,7 @@ class EventReader:
     def __post_init__(self) -> None:
         columns = {r: match.column for r, match in self.roles.items() if r in FIELDS}
         self.fields = ItemFields(columns)
-        self.taken_back = TakenBack(self.roles, self.report)
+        self.taken_back = TakenBack(self.roles, self.report, self.first.pieces)
 
     @property
     def sessions(self) -> str | None:
@@ -273,8 +273,8 @@ class EventReader:
         pieces = None
         if "quantity" in self.roles:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            pieces = returns.read_pieces(texts)
-            unclear = returns.unclear_pieces(texts)
+            pieces = returns.read_pieces(texts, self.first.pieces)
+            unclear = returns.unclear_pieces(texts, self.first.pieces)
             self.report.add("pieces_of_three_digits", len(unclear), unclear[:EXAMPLES].to_pylist())
             nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
             odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))
@@ -284,8 +284,7 @@ class EventReader:
         if "price" in made:  # of lines of returns it is not the price of today
             bought = _is_positive(types)
             if pieces is not None:
-                alone = pc.equal(pieces, 1) if self.first.totals else pc.greater_equal(pieces, 0)
-                bought = pc.and_(bought, pc.fill_null(alone, True))
+                bought = pc.and_(bought, pc.fill_null(pc.greater_equal(pieces, 0), True))
             made["price"] = pc.if_else(bought, made["price"], None)
         if returned:
             back = reduce(pc.or_, returned)
@@ -365,6 +364,10 @@ class EventReader:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)
         points = read_ratings(texts)
         self.report.add_rows("ratings_unreadable", pc.and_(filled, pc.is_null(points)), texts)
+        if self.report.mapping.get("unrated"):
+            unrated = pc.equal(points, -1)
+            self.report.add_rows("ratings_of_minus_1", unrated, texts)
+            points = pc.if_else(unrated, None, points)
         return points
 
     def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,8 +21,8 @@ from recsys.data.numbers import read_numbers
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.report import sentence
-from recsys.data.returns import read_pieces
-from recsys.data.sample import SAMPLE_ROWS, SURE_SHARE, Chosen, Roles, Sample, free_columns
+from recsys.data.returns import forms_of_pieces, read_pieces
+from recsys.data.sample import SAMPLE_ROWS, Chosen, Roles, Sample, free_columns
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
 
@@ -43,7 +44,7 @@ class FirstRows:
         service: finds the lines that are no products.
         without_id: whether an item has a title and no id.
         without_user: whether an order has rows with a user and rows without one.
-        totals: whether the price of a line is that of all its pieces.
+        pieces: texts that show what marks in numbers of pieces mean (`forms_of_pieces`).
         conditions: (column, pattern) by which the settings name such lines in the events.
     """
 
@@ -51,7 +52,7 @@ class FirstRows:
     nobody: list[str]
     prefix: str
     service: service_lines.ServiceLines
-    totals: bool
+    pieces: list[str]
     conditions: Conditions
     without_id: bool
     without_user: bool
@@ -59,6 +60,7 @@ class FirstRows:
 
 def look_at(
     sample: Sample,
+    events: Sequence[TableFile],
     roles: Roles,
     items: TableFile | None,
     described: Sample | None,
@@ -144,21 +146,23 @@ def look_at(
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
     service.ask(titles, stops=not config.new_items)  # nobody answers at night
-    totals = bool(known_form.get("totals"))
-    if prices is not None and pieces is not None and config.mapping is None:
-        totals = _are_totals(bought, prices.values, pieces)
     without_id = "title" in roles and pc.any(is_no_id(cells)).as_py()
-    return FirstRows(form, nobody, prefix, service, totals, conditions, without_id, without_user)
+    shown = known_form.get("pieces", []) + _pieces(events, roles)
+    return FirstRows(form, nobody, prefix, service, shown, conditions, without_id, without_user)
 
 
-def _are_totals(items: pa.ChunkedArray, prices: pa.ChunkedArray, pieces: pa.ChunkedArray) -> bool:
-    """Whether prices of lines with several pieces are of all of them, by those of one piece."""
-    columns = {"item": items.to_pandas(), "price": prices.to_numpy(), "pieces": pieces.to_numpy()}
-    rows = pd.DataFrame(columns)
-    rows["one"] = rows["item"].map(rows[rows["pieces"] == 1].groupby("item")["price"].median())
-    more = rows[(rows["pieces"] > 1) & (rows["one"] > 0)]
-    of_all = 2 * more["price"] > more["one"] * (1 + more["pieces"])
-    return len(more) >= FEW_LINES and bool(of_all.mean() >= SURE_SHARE)
+def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:
+    """What marks in numbers of pieces mean, by all files, if the first rows of one have such."""
+    if "quantity" not in roles:
+        return []
+    name = roles["quantity"].column
+
+    def texts(file: TableFile) -> Iterator[pa.ChunkedArray]:
+        return (as_strings(batch[name], "quantity", file.path) for batch in file.batches([name]))
+
+    first = [column for file in files for column in islice(texts(file), 1)]
+    marked = any(pc.any(pc.match_substring_regex(column, "[.,]")).as_py() for column in first)
+    return forms_of_pieces(column for file in files for column in texts(file)) if marked else []
 
 
 def _patterns(

@@ -31,6 +31,7 @@ from recsys.errors import DataError
 
 LINES, LONGEST = 1000, 1 << 20  # lines that show the layout, and characters of one
 SAME_LENGTH = 0.6  # of the lines of a table
+LABEL = r"[^,;|\t:]+:\s"  # of a basket, as T0: milk, tea; a label is no item
 MARKS = ("\t", ";", "|", ",")
 FEW_LINES = 5  # below this, lengths of lines say nothing
 VALUE = r"[\d.,:/ TZ+-]*\d[\d.,:/ TZ+-]*"  # a number, a date or a time is no name of a column
@@ -85,12 +86,14 @@ def refuse_other_lines(file: TableFile) -> None:
     """
     text = list(islice(filter(None, _lines(file)), LINES)) if file.kind == "delimited" else []
     marks = [file.delimiter] if len(file.columns) > 1 else [m for m in MARKS if m in "".join(text)]
-    mark = "::" if text and "::" in text[0] else (*marks, " ")[0]
+    colons = text[0].count("::") if text else 0
+    mark = "::" if colons > 1 or (colons and len(file.columns) == 1) else (*marks, " ")[0]
     rows = list(_divided(text, mark))
     if mark == "::":
-        columns = [pa.chunked_array([values]) for values in zip(*rows, strict=False)]
+        whole = [row for row in rows if len(row) == len(rows[0])]
+        columns = [pa.chunked_array([values]) for values in zip(*whole, strict=True)]
         key, names = "double_colons", [] if known_names(rows[0]) else _likely_names(columns)
-    elif _are_baskets(rows):
+    elif _are_baskets(rows) and not all(re.match(LABEL, line) for line in text):
         key, names = "baskets", ["order", *_before_items(rows), "item"]
     else:
         return
@@ -124,8 +127,9 @@ def _before_items(rows: list[list[str]]) -> list[str]:
 
 
 def _divided(lines: Iterable[str], mark: str) -> Iterable[list[str]]:
-    divided = lines if mark != "::" else (line.replace("::", "\t") for line in lines)
-    return csv.reader(divided, delimiter="\t" if mark == "::" else mark)
+    if mark == "::":
+        return (line.split("::") for line in lines)
+    return csv.reader(lines, delimiter=mark)
 
 
 def _are_baskets(rows: list[list[str]]) -> bool:

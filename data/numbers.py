@@ -263,6 +263,7 @@ def read_amounts(
 
 
 RATING = pattern("points")
+MOST_SIDES = 3  # distinct ratings of a scale such as -1 and 1, whose -1 is a dislike
 FULL, EMPTY = "★⭐", "☆✩\ufe0f"  # the last one chooses how the sign before it is drawn
 
 
@@ -277,6 +278,12 @@ def read_ratings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """
     answers = pc.cast(read_available(texts), pa.float32())
     return pc.coalesce(each_value(texts, _points, pa.float32()), answers)
+
+
+def has_unrated(texts: pa.ChunkedArray) -> bool:
+    """Whether -1 says that there is no rating, beside those of a scale that begins at 1."""
+    points = np.unique(read_ratings(texts).drop_null().to_numpy())
+    return len(points) > MOST_SIDES and bool(points[0] == -1 and points[1] >= 1)
 
 
 def share_of_points(texts: pa.ChunkedArray) -> float:

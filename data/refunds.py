@@ -23,16 +23,7 @@ from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, is_of_later, rank, words
 from recsys.data.event_table import connected
 from recsys.data.report import Report, sentence
-from recsys.data.sample import (
-    NAMED,
-    NO_COLUMN,
-    Chosen,
-    Found,
-    Roles,
-    Sample,
-    free_columns,
-    share_of,
-)
+from recsys.data.sample import NO_COLUMN, Chosen, Found, Roles, Sample, free_columns, share_of
 from recsys.data.texts import as_strings
 from recsys.event_names import normalised
 
@@ -137,10 +128,10 @@ def lines_of_returns(sample: Sample, chosen: Chosen) -> Roles:
     name, names = chosen.get("taken_back") or NO_COLUMN, sample.table.column_names
     column, _, value = name.partition("=")
     if value and column in names and name not in names:
-        return {f"taken_back ={value}": Found(column, NAMED)}
+        return {f"taken_back ={value}": Found(column, "named in the settings")}
     for form, pattern in returns.MARKS_OF_LINES.items() if name in names else ():
         if share_of(sample.texts(name), pattern):
-            return {f"taken_back {form}": Found(name, NAMED)}
+            return {f"taken_back {form}": Found(name, "named in the settings")}
     return {}
 
 
@@ -192,11 +183,13 @@ class TakenBack:
     Attributes:
         roles: of the columns.
         report: is increased by the pieces that were taken back.
+        shown: texts that show what marks in numbers of pieces mean.
         files: those that hold returns, by their names, and those of cancelled orders.
     """
 
     roles: Roles
     report: Report
+    shown: Sequence[str]
     files: dict[Path, str] = field(default_factory=dict)
 
     def find_files(self, paths: Sequence[Path], *, new: bool) -> None:
@@ -281,7 +274,7 @@ class TakenBack:
         }
         if not texts:
             return pieces
-        of_returns, of_cancellations = returns.pieces_taken_back(texts)
+        of_returns, of_cancellations = returns.pieces_taken_back(texts, self.shown)
         alone = pc.and_(pc.fill_null(pc.equal(pieces, 0), False), pc.greater(of_returns, 0))
         pieces = pc.if_else(alone, pc.negate(of_returns), pieces)  # a row of its own
         taken = pc.add(of_returns, of_cancellations)
@@ -300,11 +293,11 @@ def earlier_states(
 ) -> dict[Path, NDArray[np.int64]]:
     """The places of rows with a line of an order that a later row or file has in another state.
 
-    A line has one order, user, item, time and number of pieces. The last file decides, and in one
-    with a row for each state of a line, the last row.
+    A line has one order, user, item, time and number of pieces. The last file by name decides, and
+    in one with a row for each state of a line, the last row.
 
     Args:
-        files: the rows of each file, in order.
+        files: the rows of each file.
         roles: of the columns.
         order: the column with the numbers of orders; empty without any.
         taken: finds what was taken back.
@@ -322,9 +315,9 @@ def earlier_states(
         and not returns.is_mark(role.partition(" ")[2])
         and not (role.startswith("taken_back") and returns.is_return_line(match.column))
     ]  # fmt: skip
-    rows = {path: parts for path, parts in files.items() if path not in taken.files}
+    rows = {path: files[path] for path in sorted(files, key=_by_number) if path not in taken.files}
     found = dict.fromkeys(files, np.zeros(0, np.int64))
-    if not states or not (order or has_time):
+    if not states or not order:  # equal purchases of one day may be of two shops
         return found
     with (
         tempfile.TemporaryDirectory(prefix="recsys-data-") as folder,
@@ -358,3 +351,8 @@ def earlier_states(
     for number, path in enumerate(rows):
         found[path] = earlier["place"].filter(pc.equal(earlier["file"], number)).to_numpy()
     return found
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """A key that puts `orders-9` and `orders` before `orders-10`."""
+    return [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path.stem)]

@@ -6,7 +6,7 @@ What was returned was bought, and is negative feedback. What was cancelled or no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import EVENT_WORDS, has_role, rank, words
-from recsys.data.numbers import EITHER, read_amounts
+from recsys.data.numbers import EITHER, FORMS, read_amounts
 from recsys.data.service_lines import wildcard
 from recsys.data.texts import each_value
 from recsys.event_names import (
@@ -41,6 +41,7 @@ PIECES = (
     r"\s*(?:[x\x{D7}]|\pL+\.?)?\s*(?P<end>[-)])?$"  # perhaps with a unit, as 2 Stk and 2x
 )
 BELOW_1000 = r"^[1-9]\d{0,2}$"
+MARKED = FORMS[1:]  # numbers with a mark before decimals or between thousands
 MOST_KINDS = 20  # distinct values of a column that says what kind of document a line is of
 SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
 PARTS = r" [-\u2013\u2014/|] |[:,;()\[\]]"  # between the parts of a state
@@ -263,7 +264,7 @@ def is_refunded_in_full(refunded: pa.ChunkedArray, total: pa.ChunkedArray) -> pa
 
 
 def pieces_taken_back(
-    texts: Mapping[str, pa.ChunkedArray],
+    texts: Mapping[str, pa.ChunkedArray], shown: Sequence[str]
 ) -> tuple[pa.Array, pa.Array]:
     """How many pieces of each row were returned, and how many cancelled: (rows,) float32 each.
 
@@ -272,22 +273,22 @@ def pieces_taken_back(
     """
     taken: dict[bool, Any] = dict.fromkeys((False, True), pa.scalar(0, pa.float32()))
     for name, values in texts.items():
-        kind, pieces = is_cancellation(name), pc.abs(read_pieces(values))
+        kind, pieces = is_cancellation(name), pc.abs(read_pieces(values, shown))
         taken[kind] = pc.max_element_wise(taken[kind], pc.fill_null(pieces, 0))
     return taken[False], taken[True]
 
 
-def read_pieces(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+def read_pieces(texts: pa.ChunkedArray, shown: Sequence[str] = ()) -> pa.ChunkedArray:
     """Numbers of pieces, negative ones in the usual forms: (rows,) float32, null for no number.
 
     The forms are -1, also with Unicode's minus, 1- of SAP, and (1) of accounting. Marks of
-    thousands are those of `numbers.read_amounts`, by all texts.
+    thousands are those of `numbers.read_amounts`, also by what is `shown` by `forms_of_pieces`.
     """
     encoded = texts.combine_chunks().dictionary_encode()
     words = encoded.dictionary
-    bare = _bare_pieces(words)
-    thousand = pc.any(pc.match_substring_regex(bare, BELOW_1000)).as_py() or False
-    pieces = read_amounts(bare, thousand=thousand)
+    every = pa.concat_arrays([_bare_pieces(words), _bare_pieces(pa.array(shown, pa.string()))])
+    thousand = pc.any(pc.match_substring_regex(every, BELOW_1000)).as_py() or False
+    pieces = read_amounts(every, thousand=thousand)[: len(words)]
     parts = pc.extract_regex(words, PIECES)
     signs = [pc.struct_field(parts, name) for name in ("less", "end")]
     less = pc.or_(pc.not_equal(signs[0], ""), pc.equal(signs[1], "-"))
@@ -301,12 +302,25 @@ def _bare_pieces(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArra
     return pc.replace_substring_regex(number, r"[^\d.,]", "")
 
 
-def unclear_pieces(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The numbers of pieces such as 1.200, if no other number says what their marks mean."""
+def forms_of_pieces(batches: Iterable[pa.ChunkedArray]) -> list[str]:
+    """Texts, one of each form, that show what the marks in numbers of pieces mean."""
+    forms: dict[str, str] = {}
+    for texts in batches:
+        bare = _bare_pieces(texts)
+        clear = pc.fill_null(pc.invert(pc.match_substring_regex(bare, EITHER)), False)
+        for name, form in (*MARKED, ("below 1000", BELOW_1000)):
+            if name not in forms:
+                fitting = bare.filter(pc.and_(clear, pc.match_substring_regex(bare, form)))
+                forms |= {name: fitting[0].as_py()} if len(fitting) else {}
+    return list(forms.values())
+
+
+def unclear_pieces(texts: pa.ChunkedArray, shown: Sequence[str]) -> pa.ChunkedArray:
+    """The numbers of pieces such as 1.200, if no form in `shown` says what their marks mean."""
+    if any("." in text or "," in text for text in shown):
+        return texts[:0]
     bare = _bare_pieces(texts)
-    unclear = pc.fill_null(pc.match_substring_regex(bare, EITHER), False)
-    clear = pc.match_substring_regex(bare.filter(pc.invert(unclear)), "[.,]")
-    return texts[:0] if pc.any(clear).as_py() else texts.filter(unclear)
+    return texts.filter(pc.fill_null(pc.match_substring_regex(bare, EITHER), False))
 
 
 def pieces_of_events(

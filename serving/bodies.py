@@ -24,7 +24,6 @@ MAX_DEPTH = 64
 MAX_NAMES = 256
 MAX_VALUES = 50_000  # 5,000 events of ten fields, or 100 histories of 500 items
 LARGE = 16 * 1024
-
 _BEFORE_VALUES = (b",", b"[", b"{")
 _CONTAINERS = {dict, list}
 _reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")

@@ -76,7 +76,7 @@ class Experiment:
         """The alias that answers a user: a place among the shares, by a hash with the salt."""
         key = f"{self.id}\0{user}".encode("utf-8", "surrogatepass")
         digest = hmac.digest(salt, key, "sha256")
-        position = (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # of 64 bits it may be 1
+        position = (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # 53 bits: below 1 in a float
         ends = [*itertools.accumulate(self.body.shares)]
         return self.aliases[bisect.bisect_right(ends[:-1], position)]
 

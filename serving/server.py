@@ -19,6 +19,7 @@ from recsys.serving.app import create_app
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.sockets import Listener, bind
+from recsys.serving.stores import POSTGRES
 from recsys.serving.stores.database import UNAVAILABLE
 
 IDLE_S = 5  # whole seconds between two requests of a connection; the proxy keeps less
@@ -73,7 +74,8 @@ def serve(
     with opened, contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[opened])
     if isinstance(service.failure, RecsysError):
-        if isinstance(service.failure.__cause__, UNAVAILABLE):  # the supervisor tries again
+        away = isinstance(service.failure.__cause__, UNAVAILABLE)
+        if away and str(settings.store).startswith(POSTGRES):  # the supervisor tries again
             sys.exit(f"error: {service.failure}")
         raise service.failure
     if service.failure is not None:

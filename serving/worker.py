@@ -31,7 +31,6 @@ logger = logging.getLogger("recsys.serving.worker")
 T = TypeVar("T")
 HELPERS = 2
 TOUCHED = 50  # items of a history, as long as most
-
 TRIM_S = 5.0  # between two times that memory is given back
 # A garbage collection of young objects traverses those of all requests in progress. Python begins
 # one after 700 new objects, which took 5 % of the event loop's time.

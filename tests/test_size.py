@@ -24,8 +24,8 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (29_385, 25_000),
-    "data": (11_670, 5_500),
+    "recsys": (29_380, 25_000),
+    "data": (11_680, 5_500),
     "training": (6_110, 6_000),
     "serving": (13_370, 13_000),
     "benchmarks": (3_360, 3_500),

@@ -31,6 +31,7 @@ from recsys.data.first_rows import look_at
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
 from recsys.data.layouts import refuse_other_lines, refuse_wide_orders, refuse_without_header
+from recsys.data.numbers import has_unrated
 from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.refunds import refunds
@@ -92,13 +93,13 @@ def read(config: ReaderConfig) -> EventStream:
     report.mapping["events"] = {role: match.column for role, match in roles.items()}
     report.mapping |= {"unused": unused, "day_first": times.day_first}
     day_second = next(iter(of_file.values())).day_second
-    report.mapping |= {"unasked": unasked, "day_second": day_second}
+    ratings = [sample.texts(roles["rating"].column)] if "rating" in roles else []
+    unrated = known.get("unrated") if known else any(map(has_unrated, ratings))
+    report.mapping |= {"unasked": unasked, "unrated": unrated, "day_second": day_second}
     _say_forms(report, [*events, *([items] if items else [])])
     _report_columns(report, sample, roles, chosen)
-    first = look_at(sample, roles, items, described, chosen, times, config)
-    report.mapping |= {"nobody": first.nobody, "prefix": first.prefix, "totals": first.totals}
-    if first.totals:
-        _warn(report, sentence("totals", name=roles["price"].column))
+    first = look_at(sample, events, roles, items, described, chosen, times, config)
+    report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
     reader = EventReader(config, roles, of_file, report, first, IdForms(report), of_orders)
 
     def read_items(match: pa.Table) -> ItemCatalog:
@@ -106,6 +107,7 @@ def read(config: ReaderConfig) -> EventStream:
         always = first.service.dropped.keys() - first.service.below_0
         report.mapping["no_products"] = sorted(always)  # prices of the night are looked at anew
         report.mapping["separator"], report.mapping["numbers_of_pieces"] = first.cells
+        report.mapping["pieces"] = first.pieces
         if left_out := first.service.summary():
             _warn(report, left_out)
             report.no_products = dict(first.service.dropped)

@@ -141,7 +141,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
             )
             table.add_column("", no_wrap=True)
             ks, last = document["protocol"]["ks"], document["headline"]["k"]
-            near = ks[max(ks.index(last) - 1, 0) : ks.index(last) + 1]  # the headline's K, one less
+            near = ks[max(ks.index(last) - 1, 0) : ks.index(last) + 1]  # with the K before it
             columns = [(metric, k) for metric in ("recall", "ndcg") for k in near] + [("mrr", last)]
             for metric, k in columns:
                 table.add_column(f"{NAMES[metric]}@{k}", justify="right")

@@ -34,7 +34,7 @@ from recsys.serving.stores.seeding import replace_seed
 CHUNK = 50_000
 RETRY_S = 1.0  # after a part of an erasure has failed
 NEWEST = 5_000  # of a user's events, those that decide what is not recommended
-CHARACTERS = 1 << 17  # of the items of those; 26 for each
+CHARACTERS = 1 << 17  # of the ids of the items of those events, together
 STORED = sa.select(*(EVENTS.c[name] for name in EVENT_COLUMNS), EVENTS.c.id)
 NEWEST_FIRST = EVENTS.c.time_ms.desc(), EVENTS.c.id.desc()
 

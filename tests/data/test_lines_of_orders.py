@@ -278,8 +278,8 @@ def test_the_last_state_of_a_line_decides(shop, raw, last, name, form):
     before = [(*line, first) for line in sold]
     if form == "files":
         (raw / "months").mkdir()
-        (raw / "months/2025-01.csv").write_text(table(names, before), encoding="utf-8")
-        found = shop(table(names, now), file="months/2025-02.csv")
+        (raw / "months/part-9.csv").write_text(table(names, before), encoding="utf-8")
+        found = shop(table(names, now), file="months/part-10.csv")
     else:
         rows = [row for pair in zip(before, now, strict=True) for row in dict.fromkeys(pair)]
         found = shop(table(names, rows[::-1] if form == "newest first" else rows))

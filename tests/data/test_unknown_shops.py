@@ -22,7 +22,7 @@ from recsys.artifacts import Workspace
 from recsys.data import growth
 from recsys.data.cleaning import Rules
 from recsys.data.columns import check_new_columns, mapped
-from recsys.data.returns import read_pieces
+from recsys.data.returns import forms_of_pieces, read_pieces
 from recsys.data.sample import Sample
 from recsys.data.service_lines import says
 from recsys.data.sources import find_tables
@@ -233,27 +233,6 @@ def test_names_of_buyers_beside_orders_are_asked_about(shop, name):
     assert shop(text, columns={"user": "none"}).data.sessions
     few = [(row[0], row[1] if n < 11 else "", *row[2:]) for n, row in enumerate(rows)]
     assert shop(table(f"{order};{name};sku;date", few, ";")).data.sessions
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "customers", "asked"),
-    [("Acct #", "{0:05}", 40, True), ("Код клиента", "K-{0}", 40, True),
-     ("Fizető", "Ann{1} Nagy", 40, True), ("Ship postcode", "{0:05}", 40, False),
-     ("Celkem", "{0}.50", 40, False), ("Utca", "Fő utca {0}", 40, False),
-     ("Odesláno", "2025-01-01 10:{0:02}", 40, False), ("Pokladna", "K{0:02}", 9, False)],
-)  # fmt: skip
-def test_unknown_columns_that_may_number_customers_are_asked_about(
-    shop, name, value, customers, asked
-):
-    rows = orders(240, lambda n: value.format(n % customers, chr(0x410 + n % customers)))
-    text = table(f"Order number,{name},sku,date", rows)
-    if not asked:
-        assert shop(text).data.sessions
-        return
-    with pytest.raises(DataError, match=f"{re.escape(repr(name))} seems to say who bought"):
-        shop(text)
-    assert shop(text, columns={"user": name}).data.interactions.user_ids.size == 40
-    assert shop(text, columns={"user": "none"}).data.sessions
 
 
 @pytest.mark.parametrize(
@@ -942,23 +921,29 @@ FORMS_OF_PIECES = {
 
 @pytest.mark.parametrize("text", FORMS_OF_PIECES)
 def test_a_number_of_pieces_is_read_whole_or_not_at_all(text):
-    pieces, _ = read_pieces(pa.chunked_array([[text, "3"]])).to_pylist()
+    (pieces,) = read_pieces(pa.chunked_array([[text]]), ["3"]).to_pylist()
     assert pieces == FORMS_OF_PIECES[text]
 
 
 @pytest.mark.parametrize(
-    ("texts", "pieces", "unclear"),
-    [(["1.200", "3"], 1200, 90), (["1.200", "2,5"], 1200, 0), (["1.200", "2.5"], 1.2, 0),
-     (["1.200", "1.000,00"], 1200, 0), (["1,200", "3", "0,500"], 1.2, 0),
-     (["1,200", "2,000", "1,000"], 1.2, 180)],
+    ("parts", "pieces", "unclear"),
+    [([["1.200"], ["3"]], 1200, 1), ([["1.200"], ["2,5"]], 1200, 0), ([["1.200"], ["2.5"]], 1.2, 0),
+     ([["1.200"], ["1.000,00"]], 1200, 0), ([["1,200"], ["3", "0,500"]], 1.2, 0),
+     ([["1,200"], ["2,000", "1,000"]], 1.2, 3)],
 )  # fmt: skip
-def test_all_numbers_show_what_a_mark_in_pieces_means(shop, texts, pieces, unclear):
-    assert read_pieces(pa.chunked_array([texts]))[0].as_py() == pytest.approx(pieces)
-    rows = [
-        (*line.split(","), texts[n % len(texts)]) for n, line in enumerate(events().split()[1:])
-    ]
-    found = shop(table("user;item;timestamp;Menge", rows, ";"))
-    assert found.counts.get("pieces_of_three_digits", 0) == unclear
+def test_all_parts_show_what_a_mark_in_pieces_means(shop, raw, parts, pieces, unclear):
+    columns = [pa.chunked_array([part]) for part in parts]
+    shown = forms_of_pieces(columns)
+    assert read_pieces(columns[0], shown).to_pylist() == [pytest.approx(pieces)]
+    (raw / "parts").mkdir()
+    for name, part in zip("ab", parts, strict=True):
+        rows = [(f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n + ord(name), part[n % len(part)])
+                for n in range(60)]  # fmt: skip
+        text = table("user;item;timestamp;Menge", rows, ";")
+        (raw / f"parts/{name}.csv").write_text(text)
+    found = shop(text, file="parts/b.csv")
+    assert found.counts.get("pieces_of_three_digits", 0) == (0, 60, 0, 120)[unclear]
+    assert found.info["cleaning"]["mapping"]["pieces"] == shown
 
 
 @pytest.mark.parametrize(
@@ -1091,7 +1076,7 @@ def test_prices_that_contradict_each_other_are_counted(shop):
      (["1.299", "1.349", "1.459", "12.99"], [1.299, 1.349, 1.459, 12.99], 0),
      (["1.299", "12.9", "8.5", "19.90"], [1.299, 12.9, 8.5, 19.9], 0),
      (["12€50", "3 € 05", "1.299€00", "9€"], [12.5, 3.05, 1299, 9], 0),
-     (["€12", "EUR 3", "€50", "9€90"], [12, 3, 50, 9.9], 0)],
+     (["€12", "EUR 3", "R$50", "9€90"], [12, 3, 50, 9.9], 0)],
 )  # fmt: skip
 def test_a_price_without_cents_among_prices_with_cents_is_a_thousand(shop, prices, right, guessed):
     items = table(
@@ -1568,15 +1553,6 @@ def priced(price: Callable[[int, int], str], head: str = "price", currency: str 
     return table(f"customer;sku;date;quantity;{head}", rows, ";")
 
 
-@pytest.mark.parametrize("of_all", [False, True])
-def test_a_price_of_all_pieces_of_a_line_is_no_price_of_the_item(shop, of_all):
-    found = shop(priced(lambda item, pieces: f"{(5 + item) * (pieces if of_all else 1)}.00"))
-    wanted = {f"p{n}": 5.0 + n for n in range(11)}
-    of_line = {f"p{n * 7 % 11}": 5.0 + n % 11 for n in range(11)}
-    assert dict(zip(found.data.item_ids, found.values("price"), strict=True)) in (wanted, of_line)
-    assert ("'price' is the price of all pieces of a line" in found.notes) == of_all
-
-
 def test_lines_of_orders_may_be_deeper_in_the_records_of_their_list(shop):
     lines = [{"id": f"O{n}", "customer": {"id": f"c{n % 20}"}, "createdAt": T + 5000 * n,
               "lineItems": {"edges": [{"node": {"sku": f"p{(n + k) % 11}", "quantity": 1}}
@@ -1592,3 +1568,15 @@ def test_numbers_in_lists_of_items_are_texts_too(shop):
     rows = (form.format(n % 20, n % 9, T + n) for n in range(180))
     found = shop("".join(rows), file="events.jsonl")
     assert {*found.data.item_ids.tolist()} == {"1.50", *(f"{n}e2" for n in range(9))}
+
+
+@pytest.mark.parametrize(
+    ("scale", "unrated"), [((-1, 1, 4, 4.5, 5), 36), ((-1, 1, 8, 9, 10), 36), ((-1, 0, 1, 2, 3), 0)]
+)
+def test_a_rating_below_its_scale_is_none(shop, raw, scale, unrated):
+    text = events(180, lambda n: scale[n % 5], head="user,item,timestamp,rating")
+    found = shop(text, clean={"most_removed": 1})
+    assert found.counts.get("ratings_of_minus_1", 0) == unrated
+    assert found.counts["low_ratings_dropped"] == 36 * (1 + (unrated == 0))
+    night = of_the_night(found, raw, text, clean={"most_removed": 1})
+    assert pc.min(night["rating"]).as_py() == scale[unrated > 0]

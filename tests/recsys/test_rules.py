@@ -309,3 +309,23 @@ def test_an_unknown_attribute_of_a_cap_is_refused(recommender):
     for ask in (recommender.eligible, lambda one: recommender.recommend_batch([one])):
         with pytest.raises(FilterError, match=r"max_per\.brnd: no attribute 'brnd'; items have"):
             ask(request)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"filter": {"must": [{"key": "brnd", "match": "A"}]}},
+            r"must\[0\].key: no attribute",
+        ),
+        (
+            {"boosts": [{"filter": {"must": [{"key": "brand", "match": 3}]}, "weight": 1}]},
+            r"boosts\[0\].filter.must\[0\].*: 3 is a number, but attribute 'brand' is a text",
+        ),
+        ({"max_per": {"brnd": 2}}, r"max_per.brnd: no attribute 'brnd'; items have item_id, title"),
+    ],
+)
+def test_a_rule_is_checked_against_the_items(recommender, fields, message):
+    rule = Rule(**fields)
+    with pytest.raises(RuleError, match=message):
+        rule.check(recommender.epoch.filters.attributes)
