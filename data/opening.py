@@ -41,7 +41,7 @@ DROPPED_S = 60  # Arrow's thread reads at most one more block
 POLISH = re.compile(r"(?<!\w)(?![cdk]?m[³¹]\w?\b)[^\W\d]*[a-zà-öø-ÿ][³¹¿Ÿ][a-zà-öø-ÿ]|\bz³\b|œæ")
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
-MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 PACKED = {
     b"PK\x03\x04": "zip",
     b"\xd0\xcf\x11\xe0": "office",
@@ -116,20 +116,18 @@ class TableFile:
             DataError: one that is damaged as a whole.
         """
         damage = Damage() if damage is None else damage
-        chosen = [
-            raw
-            for raw, name in zip(self.columns, self.names, strict=True)
-            if used is None or name in set(used)
-        ]
+        names = dict(zip(self.columns, self.names, strict=True))
+        chosen = [raw for raw, name in names.items() if used is None or name in set(used)]
         reader = {
             "delimited": self._text,
             "json": self._json,
             "parquet": self._parquet,
             "spreadsheet": self._spreadsheet,
         }[self.kind]
-        names = dict(zip(self.columns, self.names, strict=True))
         rows = 0
-        with _readable(self.path, self.names):
+        # A quote that is opened in the first line, and not closed, encloses rows.
+        is_empty = self.has_header and not any("\n" in name for name in self.columns)
+        with _readable(self.path, self.names if is_empty else ()):
             for batch in reader(chosen, damage):
                 rows += batch.num_rows
                 damage.good += batch.num_rows
@@ -137,14 +135,6 @@ class TableFile:
                     yield batch.rename_columns([names[name] for name in batch.column_names])
         if not rows and not damage.rows:
             raise NoRowsError(f"{self.path}: no rows in it", self.names)
-
-    def has_rows(self) -> bool:
-        """Whether the file has rows, of which all may be damaged."""
-        try:
-            next(self.batches(), None)
-        except NoRowsError:
-            return False
-        return True
 
     def read(self, damage: Damage) -> pa.Table:
         """Read the whole file; a column that changes its type between blocks becomes text.
@@ -297,11 +287,11 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         for mark, kind in PACKED.items():
             if head.startswith(mark):
                 raise DataError(sentence(f"file_of_{kind}", path=path))
-        if head.strip() in (b"", b"[]", codecs.BOM_UTF8):
-            raise NoRowsError(f"{path}: the file is empty")
         encoding = _encoding(path, head, compression)
         text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(head)
         text = text.removeprefix("\ufeff")
+        if text.strip() in ("", "[]"):
+            raise NoRowsError(f"{path}: the file is empty")
         if text.lstrip().startswith("{"):
             if (name := list_in_one_object(text)) is not None:
                 raise json_list(path, compression, name)
@@ -420,9 +410,8 @@ def _compression(path: Path) -> str | None:
 
 def _encoding(path: Path, head: bytes, compression: str | None) -> str:
     """UTF-16 by its mark, UTF-8 if it is valid, Windows-1250 for Polish, else Windows-1252."""
-    for mark, name in MARKS.items():
-        if head.startswith(mark):
-            return name
+    if head.startswith(MARKS):
+        return "utf-16"
     if head.count(0) > MAX_NULS * len(head):
         raise DataError(sentence("many_zero_bytes", path=path))
     polish = 0
@@ -476,7 +465,8 @@ def _readable(path: Path, names: Sequence[str] = ()) -> Iterator[None]:
         text = str(error).split("\n", 1)[0][:200]
         if "Empty CSV" in text:
             text = "no rows after the first line, or a quote that is opened and not closed"
-            raise NoRowsError(f"{path}: {text}", names) from error
+            if names:
+                raise NoRowsError(f"{path}: {text}", names) from error
         if path.suffix in (".parquet", ".pq"):
             raise DataError(f"{path}: not a parquet file: {text}") from error
         raise DataError(f"{path}: cannot be read: {text}") from error

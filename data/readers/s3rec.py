@@ -27,6 +27,9 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     """The files by role: `interactions`, and `attributes`, `items`, `index` if given or found.
 
     Keywords of IDGenRec as `items` need its `sequences`.
+
+    Raises:
+        DataError: the sequences are there plain and packed, so it is not known which are meant.
     """
     beside = config.path.with_name(f"{config.path.stem}_item2attributes.json")
     paths = {
@@ -37,6 +40,8 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     }
     if config.items is not None and config.items.name.endswith(item_texts.KEYWORDS):
         bare, packed = (config.items.with_name(name) for name in item_texts.SEQUENCES)
+        if bare.is_file() and packed.is_file():
+            raise DataError(f"{bare}: {packed.name} is beside it, so move one of them elsewhere")
         paths["sequences"] = packed if packed.is_file() else bare
     return {role: path for role, path in paths.items() if path is not None}
 

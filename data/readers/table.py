@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from recsys.data import column_candidates, column_notes, columns, grouped_rows
 from recsys.data.cleaning import other_ids
 from recsys.data.day_orders import orders_of_days
 from recsys.data.event_rows import EventReader
-from recsys.data.files import Damage
+from recsys.data.files import Damage, NoRowsError
 from recsys.data.first_rows import look_at
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
@@ -91,11 +92,10 @@ def read(config: ReaderConfig) -> EventStream:
     unasked = column_notes.ask_about_returns(sample, roles, chosen, before_asked)
     unused = free_columns(sample, roles)
     report.mapping["events"] = {role: match.column for role, match in roles.items()}
-    report.mapping |= {"unused": unused, "day_first": times.day_first}
-    day_second = next(iter(of_file.values())).day_second
+    report.mapping |= {"unused": unused, "unasked": unasked, "day_first": times.day_first}
+    report.mapping["day_second"] = next(iter(of_file.values())).day_second
     ratings = [sample.texts(roles["rating"].column)] if "rating" in roles else []
-    unrated = known.get("unrated") if known else any(map(has_unrated, ratings))
-    report.mapping |= {"unasked": unasked, "unrated": unrated, "day_second": day_second}
+    report.mapping["unrated"] = known.get("unrated") if known else any(map(has_unrated, ratings))
     _say_forms(report, [*events, *([items] if items else [])])
     _report_columns(report, sample, roles, chosen)
     first = look_at(sample, events, roles, items, described, chosen, times, config)
@@ -128,8 +128,14 @@ def _recognised(
     chosen, known = asdict(config.columns), config.mapping
     for explode in (True, False):
         filled = [path for path in paths if path.stat().st_size] or paths
-        every = [open_table(path, explode=explode) for path in filled]
-        events = [file for file in every if file.has_rows()] or every
+        opened, events = list[TableFile](), list[TableFile]()
+        for path in filled:
+            with suppress(NoRowsError):  # an empty file, or nothing below the names of columns
+                opened.append(open_table(path, explode=explode))
+                if not config.column_names:
+                    next(opened[-1].batches(), None)
+                events.append(opened[-1])
+        events = events or opened or [open_table(filled[0])]
         refuse_wide_orders(events[0])
         refuse_other_lines(events[0])
         if config.column_names:
@@ -284,10 +290,9 @@ def _items(
                 but = sentence(f"agree_without_{key}")
         said = {"ours": ", ".join(ids[:3].to_pylist()), "theirs": theirs, "but": but}
         raise DataError(sentence("no_item_of_the_events", path=path, **said))
+    if "available" in described.column_names and described["available"].type != pa.bool_():
+        described = described.drop_columns("available")  # it was not read
     reserved = sorted({CODE_COLUMN, *AVAILABILITY} & set(described.column_names))
-    if "available" in reserved and described["available"].type != pa.bool_():  # it was not read
-        described = described.drop_columns("available")
-        reserved.remove("available")
     kinds = {"available": pa.bool_(), FROM: pa.int64(), UNTIL: pa.int64()}
     for name in reserved:
         if described[name].type != kinds.get(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from recsys.bundle import Bundle
 from recsys.config import Settings, fields_of
 from recsys.data import growth
 from recsys.data.cleaning import CleanConfig
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS
+from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, ITEM_WORDS
 from recsys.data.engine import in_time_order
 from recsys.data.files import NoRowsError
 from recsys.data.ids import refuse_lost_zeros
@@ -57,6 +58,8 @@ SOURCE = frozenset(
 )  # fmt: skip
 OF_DATA = tuple(one.name for one in fields(DataConfig) if one.name not in SOURCE)
 """Settings of the section `data` that hold for new files as well: the form of the files."""
+KINDS = "|".join((*EVENT_WORDS, *EVENT_FIELDS, *ITEM_WORDS, "nanosecond", "millisecond"))
+ROLE = re.compile(rf"({KINDS})( \d+)?|clock half|(taken_back|order_status) .+")  # that is known
 COUNTS = ("quantity", "taken_back", "order_status")  # roles by which events have pieces
 SENT = "file-"  # begins the ids of events that were sent to the service from a file
 
@@ -405,13 +408,16 @@ def settings_of_data(champion: Workspace) -> dict[str, Any]:
     Raises:
         ArtifactError: an earlier version of this program prepared it.
     """
-    made_with = champion.manifest("dataset").config
-    unknown = made_with.get("clean", {}).keys() - fields_of(CleanConfig).keys()
+    manifest = champion.manifest("dataset")
+    made_with, mapping = manifest.config, (manifest.info.get("cleaning") or {}).get("mapping") or {}
+    unknown = {*made_with.get("clean", {})} - fields_of(CleanConfig).keys()
+    roles = [role for file in ("events", "items") for role in mapping.get(file) or ()]
+    unknown |= {f"the role {role!r}" for role in roles if not ROLE.fullmatch(role)}
     if unknown:
         raise ArtifactError(
             f"{champion.dataset}: an earlier version of recsys prepared this data set, with rules "
-            f"of cleaning in another form ({min(unknown)}); run from the beginning with all "
-            f"events: recsys run EVENTS --name {champion.name} --force"
+            f"of cleaning or roles of columns in another form ({min(unknown)}); run from the "
+            f"beginning with all events: recsys run EVENTS --name {champion.name} --force"
         )
     return {key: made_with[key] for key in OF_DATA if key in made_with}
 
@@ -436,12 +442,8 @@ def _read_files(
         known[key] = {**known.get(key, {}), **other[key]} if is_section else other[key]
     named = known.get("columns", {})
     if mapping is not None:
-        mapped = mapping.get("items") or ()
-        named = {
-            n: c
-            for n, c in named.items()
-            if c == NO_COLUMN or (n in ITEM_WORDS and n not in mapped)
-        }
+        of_items = {*ITEM_WORDS} - {*(mapping.get("items") or ())}
+        named = {n: c for n, c in named.items() if c == NO_COLUMN or n in of_items}
     clean = known.get("clean", {})
     section = {
         **known, "source": "table", "path": str(path.absolute()),
@@ -455,11 +457,9 @@ def _read_files(
         raw = READERS["table"].read(reader).gather()
     except NoRowsError as error:  # as of a day without orders; another first line is no such file
         needed = {**(mapping or {}).get("events", {}), **columns}
-        shown = {name.lower() for name in error.names}
-        is_other = shown and not shown >= {
-            str(needed.get(role)).lower() for role in OWN_COLUMNS["events"]
-        }
-        if is_other or error.rows >= FEW_ROWS:
+        names = {str(needed.get(role)).lower() for role in OWN_COLUMNS["events"]}
+        is_other = error.names and not names <= {name.lower() for name in error.names}
+        if is_other or error.rows >= FEW_ROWS or items is not None:  # it may be the file of items
             raise
         say(f"{escape(str(error))}. So it has no new event.")
         return growth.COLUMNS.empty_table(), schema.empty_table()

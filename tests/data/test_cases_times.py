@@ -250,7 +250,10 @@ def test_a_time_of_day_ends_when_it_says(shop):
 
 
 def test_a_data_set_of_an_earlier_version_names_the_command_that_makes_it_again():
-    manifest = SimpleNamespace(config={"clean": {"prices": False}})
-    champion = SimpleNamespace(name="x", dataset=Path("d"), manifest=lambda kind: manifest)
-    with pytest.raises(ArtifactError, match="recsys run EVENTS --name x --force"):
-        settings_of_data(champion)
+    known = {"events": {"user": "u", "available 2": "a", "clock half": "h", "taken_back =-": "s"}}
+    hours = {"events": known["events"] | {"clock hour": "h"}}
+    for clean, mapping, part in (({"prices": 0}, known, "prices"), ({}, hours, "'clock hour'")):
+        manifest = SimpleNamespace(config={"clean": clean}, info={"cleaning": {"mapping": mapping}})
+        champion = SimpleNamespace(name="x", dataset=Path("d"), manifest=lambda _, m=manifest: m)
+        with pytest.raises(ArtifactError, match=rf"{part}\).*recsys run EVENTS --name x --force"):
+            settings_of_data(champion)

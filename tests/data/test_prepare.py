@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -137,20 +138,21 @@ def test_a_split_by_ratio(prepare: Prepare, events: Path) -> None:
         ({"source": "table", "path": "e.csv", "kcore": 5}, "did you mean 'k_core'"),
         ({"synthetic": {"items": 3}}, r"data\.synthetic\.items: .* equal to 240, found 3"),
         ({"k_core": -1}, r"data\.k_core"),
+        ({"source": "s3rec", "path": "X.txt", "split": "global-temporal"}, "has only order"),
+        (
+            {"source": "movielens", "path": "."},
+            r"u\.item: no such file \(movielens reads its items",
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_met_is_named(
     prepare: Prepare, events: Path, home: Path, section: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    (events.parent / "X.txt").write_text("1 1 2 3\n")
+    (events.parent / "u.data").write_text("1\t2\t3\t4\n")
+    with pytest.raises((ConfigError, DataError), match=message):
         prepare(**section)
     assert not [file for file in home.rglob("*") if file.is_file()]
-
-
-def test_order_alone_cannot_be_split_by_time(prepare: Prepare, raw: Path) -> None:
-    (raw / "X.txt").write_text("1 1 2 3\n")
-    with pytest.raises(ConfigError, match="needs timestamps; this data set has only order"):
-        prepare(source="s3rec", path="X.txt", split="global-temporal")
 
 
 def test_the_seed_changes_the_synthetic_shop_alone(home: Path, events: Path) -> None:
@@ -214,14 +216,19 @@ def test_a_file_of_a_folder_may_have_no_rows(
 ) -> None:
     (raw / "days").mkdir()
     header = CSV.partition("\n")[0] + "\n"
-    for name, text in (("0.csv", ""), ("1.csv", header), ("2.csv", CSV), ("3.csv", header)):
-        (raw / "days" / name).write_text(text)
+    for number, text in enumerate(("", header, CSV, header, "\n", "\ufeff\n")):
+        (raw / f"days/{number}.csv").write_text(text)
+    (raw / "days/6.csv.gz").write_bytes(gzip.compress(b""))
     alone = prepare(source="table", path="days/2.csv")
     assert labels(prepare(source="table", path="days", force=True)) == labels(alone)
-    assert "no rows below the names of columns: 0.csv, 1.csv, 3.csv" in capsys.readouterr().err
-    (raw / "days/2.csv").write_text(header)
-    with pytest.raises(DataError, match=r"1\.csv: no rows in it"):
-        prepare(source="table", path="days", force=True)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "names of columns: 0.csv, 1.csv, 3.csv, 4.csv, 5.csv, 6.csv.gz." in told
+    is_open = CSV.replace("item", '"item', 1)
+    for one, two, refusal in ((is_open, CSV, "a quote .* not closed"), (header, header, "no rows")):
+        (raw / "days/1.csv").write_text(one)
+        (raw / "days/2.csv").write_text(two)
+        with pytest.raises(DataError, match=rf"1\.csv: .*{refusal}"):
+            prepare(source="table", path="days", force=True)
 
 
 def test_a_failure_while_writing_leaves_nothing_behind(
@@ -235,12 +242,6 @@ def test_a_failure_while_writing_leaves_nothing_behind(
     with pytest.raises(OSError, match="disk full"):
         prepare(source="table", path="e.csv")
     assert not list((home / "datasets").iterdir())
-
-
-def test_a_file_that_a_reader_expects_is_named(prepare: Prepare, raw: Path) -> None:
-    (raw / "u.data").write_text("1\t2\t3\t4\n")
-    with pytest.raises(DataError, match=r"u\.item: no such file \(movielens reads its items there"):
-        prepare(source="movielens", path=".")
 
 
 # --- commands

@@ -80,6 +80,9 @@ def test_s3rec_shifts_the_ids_of_titles_and_codes_by_one(raw: Path) -> None:
     # Two of three descriptions have as many parts as the item has attributes: too few to trust.
     assert "categories" not in data.items.column_names
     assert data.items["attributes"].to_pylist() == [["5", "6"], ["6"], ["7"]]
+    (raw / "index.json").write_text('{"0": ["<a_0>"], "2": ["<a_1>"]}')
+    with pytest.raises(DataError, match=r"index\.json: no codes for item '1'"):
+        read("s3rec", "X.txt", index="index.json")
 
 
 def test_s3rec_reads_names_of_attributes_from_descriptions(raw: Path) -> None:
@@ -89,13 +92,6 @@ def test_s3rec_reads_names_of_attributes_from_descriptions(raw: Path) -> None:
     (raw / "item.json").write_text(json.dumps(items))
     data = read("s3rec", "X.txt", items="item.json")
     assert data.items["categories"].to_pylist() == [["Bars", "Pubs"], ["Pubs"]]
-
-
-def test_s3rec_refuses_an_index_that_does_not_fit(raw: Path) -> None:
-    (raw / "X.txt").write_text("1 1 2\n")
-    (raw / "index.json").write_text('{"0": ["<a_0>"], "2": ["<a_1>"]}')
-    with pytest.raises(DataError, match=r"index\.json: no codes for item '1'"):
-        read("s3rec", "X.txt", index="index.json")
 
 
 def test_s3rec_takes_keywords_of_the_items_with_the_same_users(raw: Path) -> None:
@@ -111,6 +107,9 @@ def test_s3rec_takes_keywords_of_the_items_with_the_same_users(raw: Path) -> Non
     assert files("s3rec", "X.txt", items="words.txt")["sequences"] == "user_sequence.txt.gz"
     (raw / "words.txt.gz").write_bytes(gzip.compress((raw / "words.txt").read_bytes()))
     assert read("s3rec", "X.txt", items="words.txt.gz").items.equals(data.items)
+    (raw / "user_sequence.txt").write_text("u1 B1\n")
+    with pytest.raises(DataError, match=r"user_sequence\.txt: user_sequence\.txt\.gz is beside it"):
+        files("s3rec", "X.txt", items="words.txt")
 
 
 @pytest.mark.parametrize(

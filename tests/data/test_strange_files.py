@@ -289,8 +289,10 @@ def test_a_file_of_the_night_without_a_header_is_refused_with_advice_that_works(
     made = shop(table("Kunde;Artikel;Datum", rows, ";"))
 
     def read(columns: dict[str, str], **form: Any) -> int:
-        (raw / "new.csv").write_text(table(";".join(map(str, rows[0])), rows[1:], ";"))
-        return made.night(raw / "new.csv", named=columns, **form).num_rows
+        (raw / "new").mkdir(exist_ok=True)
+        for name, (first, *others) in (("1.csv", rows[:-1]), ("2.csv", rows[-1:])):
+            (raw / "new" / name).write_text(table(";".join(map(str, first)), others, ";"))
+        return made.night(raw / "new", named=columns, **form).num_rows
 
     for columns in ({}, {"user": "u0", "item": "p0", "timestamp": str(T)}):
         with pytest.raises(DataError, match="no names of columns") as refused:

@@ -54,6 +54,7 @@ SETTINGS = {
     "retrieval": {"users": 60},
 }  # fmt: skip
 QUICK = {"gate": {"least_users": 10, "resamples": 100, "margin": 5.0, "coverage": 0.0}}
+OF_FILES = Settings({"name": "shop", **QUICK})
 STRICT = {"gate": QUICK["gate"] | {"coverage": 100.0}}
 NEW = ["item-0-new", "item-3-new"]
 
@@ -321,9 +322,8 @@ def stop_after(step):
 
 def taken(home, events, until="events", **sources) -> pd.DataFrame:
     """The events that a retraining takes of a file; it is stopped then."""
-    settings = Settings({"name": "shop", **QUICK})
     with pytest.raises(StoppedError):
-        retrain(settings, Sources(events=events, **sources), done=stop_after(until))
+        retrain(OF_FILES, Sources(events=events, **sources), done=stop_after(until))
     return pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
 
 
@@ -403,7 +403,7 @@ def test_a_file_that_lacks_columns_of_the_first_run_is_refused(home, tmp_path):
     names = {"user": "Customer ID", "quantity": "other"}
     file = file_of(tmp_path, walks(5, 4, 10).rename(columns=names))
     with pytest.raises(DataError) as error:
-        retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
+        retrain(OF_FILES, Sources(events=file))
     for part in (
         "'user' (user)", "'quantity' (quantity)", "other: 2",
         "--column quantity=NAME --column 'user=Customer ID', or go on without: "
@@ -418,20 +418,23 @@ def test_a_night_without_a_row_has_nothing_new(home, tmp_path, capsys):
     file, head = tmp_path / "night.csv", "user,item,timestamp,quantity"
     for text in ("", head, f"{head}\nu1,item-0-5,1700864000,0\n"):
         file.write_text(text)
-        outcome = retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
+        outcome = retrain(OF_FILES, Sources(events=file))
         assert outcome.reasons == ("Nothing is new since shop.",)
         assert "So it has no new event." in " ".join(capsys.readouterr().err.split())
     for text, refusal in (("Error\n", "no rows"), (f"{head}\nu1,item-0-5,1.1.2030,1", "no usable")):
         file.write_text(text)
         with pytest.raises(DataError, match=refusal):
-            retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
+            retrain(OF_FILES, Sources(events=file))
     days = tmp_path / "days"
     days.mkdir()
-    for name, text in (("1.csv", ""), ("2.csv", f"{head}\n"), ("3.csv", "")):
+    for name, text in (("1.csv", "\n"), ("2.csv", f"{head}\n"), ("3.csv", "\ufeff\n")):
         (days / name).write_text(text)
-    outcome = retrain(Settings({"name": "shop", **QUICK}), Sources(events=days))
+    outcome = retrain(OF_FILES, Sources(events=days))
     assert outcome.reasons == ("Nothing is new since shop.",)
     walks(5, 4, 10).to_csv(days / "4.csv", index=False)
+    file.write_text("\n")  # as items, which is no day without orders
+    with pytest.raises(DataError, match=r"night\.csv: the file is empty"):
+        retrain(OF_FILES, Sources(events=days, items=file))
     assert len(taken(home, days)) == len(walks(5, 4, 10))
 
 
@@ -440,7 +443,7 @@ def test_a_night_with_ids_of_another_form_is_refused(home, tmp_path):
     file = file_of(tmp_path, walks(5, 4, 10).assign(item=lambda rows: "SKU-" + rows["item"]))
     refusal = r"36 of 36 items are not in.*has 'SKU-item-0-5', .*, and the data have 'item-"
     with pytest.raises(DataError, match=refusal):
-        retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
+        retrain(OF_FILES, Sources(events=file))
     assert not list(home.glob("*/shop.2"))
     decided = Settings({"name": "shop", **QUICK, "data": {"clean": {"most_removed": 1}}})
     assert retrain(decided, Sources(events=file)).reasons == ("Nothing is new since shop.",)
@@ -493,12 +496,11 @@ def test_the_service_knows_the_events_of_a_file_that_was_promoted(home, service,
          "timestamp": at + 9000},
     ]  # fmt: skip
     sources = replace(store_of(home), events=file, not_history=ServingSettings().not_history)
-    settings = Settings({"name": "shop", **QUICK})
     with service() as client:
         client.send_events(sent)
         with pytest.raises(ServiceError, match="unknown_user"):
             history(client, "new")
-        outcome = retrain(settings, sources, clients=[client], promote=True)
+        outcome = retrain(OF_FILES, sources, clients=[client], promote=True)
         assert outcome.promoted, outcome.reasons
         assert client.alias("champion").bundle == "shop.2"
         counts = check_answers(client)
@@ -507,7 +509,7 @@ def test_the_service_knows_the_events_of_a_file_that_was_promoted(home, service,
         assert types == ["partial return", "purchase"], "a piece is left, so it stays bought"
         types = [event.type for event in history(client, "u0").events if event.item == BOUGHT]
         assert types == ["return"], "bought again, it is recommended again"
-        assert retrain(settings, sources, clients=[client], promote=True).version == "shop.2"
+        assert retrain(OF_FILES, sources, clients=[client], promote=True).version == "shop.2"
     with service() as client:
         assert client.alias("champion").bundle == "shop.2"
         assert check_answers(client) == counts, "no event is stored twice or lost"
@@ -527,9 +529,8 @@ def test_events_of_a_refused_night_are_known_and_are_taken_once(home, service, t
     """Too few users: nothing is trained. The next file has all events again, and one more."""
     file = file_of(tmp_path, special(10))
     sources = replace(store_of(home), events=file)
-    settings = Settings({"name": "shop", **QUICK})
     with service() as client:
-        outcome = retrain(settings, sources, clients=[client], promote=True)
+        outcome = retrain(OF_FILES, sources, clients=[client], promote=True)
         assert "nothing is trained yet" in outcome.reasons[0]
         assert len(history(client, "new").events) == 2
         with pytest.raises(StoppedError):
@@ -539,7 +540,7 @@ def test_events_of_a_refused_night_are_known_and_are_taken_once(home, service, t
         assert again.groupby("user")["quantity"].sum().to_dict() == {"new": 4, "u0": -2, "u6": 1}
         file_of(tmp_path, pd.concat([special(10), walks(5, 1, 11)]))
         with pytest.raises(StoppedError):
-            retrain(settings, sources, force=True, done=stop_after("events"))
+            retrain(OF_FILES, sources, force=True, done=stop_after("events"))
     events = pd.read_parquet(home / "runs" / "shop.3" / "events" / "events.parquet")
     assert len(events) == len(special(10)) + USERS
     assert events["stored"].sum() == len(special(10)) - 1, "the purchase that was undone is not"
