@@ -31,7 +31,7 @@ logger = logging.getLogger("recsys.serving.worker")
 T = TypeVar("T")
 HELPERS = 2
 TOUCHED = 50  # items of a history, as long as most
-TRIM_S = 5.0  # between two times that memory is given back
+TRIM_S = 3.0  # between two times that memory is given back
 # A garbage collection of young objects traverses those of all requests in progress. Python begins
 # one after 700 new objects, which took 5 % of the event loop's time.
 COLLECT_AFTER = 10_000  # objects
