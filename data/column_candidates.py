@@ -48,7 +48,7 @@ from recsys.event_names import normalised
 
 ORDER_NUMBER = r"^#?[A-Za-z]{0,6}[-_/ ]?\d{2,}[A-Za-z]?$"  # such as #1001 or RE-20251
 ENOUGH_ROWS = 50  # below this, repetition says nothing
-YES_OR_NO = r"(?i)^(\d|true|false|yes|no|x|[tfyn])$"
+YES_OR_NO = r"(?i)^([01]|true|false|yes|no|x|[tfyn])$"
 MAX_TYPES = 60  # distinct names of event types
 MAX_RATINGS = 101  # distinct values of a rating
 SHARE_OF_EVENTS = 0.5  # of the values of a column such as `type` that must name events
@@ -253,9 +253,8 @@ def content_agrees(role: str, sample: Sample, rules: TimeRules, name: str) -> bo
     if role == "item" and normalised(name) == "material" and looks_like(values) != "codes":
         return False  # what it is made of
     if role in ("user", "item", "session"):
-        one = distinct == 1 and not share_of(
-            values, f"{LONG}|{SHORTENED}"
-        )  # which are refused later
+        # Those that are long or shortened are refused later.
+        one = distinct == 1 and not share_of(values, f"{LONG}|{SHORTENED}")
         repeats = distinct < len(values) and not (one and role == "user")
         repeats = repeats or (role == "item" and parts_repeat(values))
         is_mark = role == "item" and distinct < 3 and share_of(values, YES_OR_NO) == 1

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -88,7 +89,9 @@ def refuse_other_lines(file: TableFile) -> None:
     marks = [file.delimiter] if len(file.columns) > 1 else [m for m in MARKS if m in "".join(text)]
     colons = text[0].count("::") if text else 0
     mark = "::" if colons > 1 or (colons and len(file.columns) == 1) else (*marks, " ")[0]
-    rows = list(_divided(text, mark))
+    rows: list[list[str]] = []
+    with suppress(csv.Error):  # an unclosed quote, or a very long text: no basket
+        rows = list(_divided(text, mark))
     if mark == "::":
         whole = [row for row in rows if len(row) == len(rows[0])]
         columns = [pa.chunked_array([values]) for values in zip(*whole, strict=True)]
@@ -128,7 +131,7 @@ def _before_items(rows: list[list[str]]) -> list[str]:
 
 def _divided(lines: Iterable[str], mark: str) -> Iterable[list[str]]:
     if mark == "::":
-        return (line.split("::") for line in lines)
+        return (line.split("::") for line in lines if line)
     return csv.reader(lines, delimiter=mark)
 
 

@@ -355,4 +355,4 @@ def earlier_states(
 
 def _by_number(path: Path) -> list[tuple[int, str]]:
     """A key that puts `orders-9` and `orders` before `orders-10`."""
-    return [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path.stem)]
+    return [(int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", path.stem)]

@@ -40,7 +40,6 @@ SCHEMA = {
 }
 TIERS = ("An inexpensive choice.", "A favourite of many.", "A collector's edition.")
 TIER_SHARES = (0.35, 0.45, 0.2)  # of customers
-
 SERIES_SHARE = 0.6  # of names that belong to a series
 VOLUMES = (3, 6)  # volumes of a series, inclusive
 # Probabilities of the next volume and, failing that, of a companion, if there is one.

@@ -156,7 +156,7 @@ class Rules(SharedState[State]):
         Raises:
             ProblemError: no process has a rule of a name, or they are too large together.
         """
-        async with self._changing:
+        async with self._changing.for_client():
             await self._catch_up()
         await asyncio.to_thread(self._together, names)
 
@@ -175,7 +175,7 @@ class Rules(SharedState[State]):
                 await asyncio.to_thread(self.check, rules, self._models.get(alias))
             return None if self.standing(alias) == value else partial(_stand, alias, value)
 
-        async with self._changing:  # not for a client: it may be half of a change
+        async with self._changing:  # `require` has counted its client
             await self._change(check)
 
     # Internals
