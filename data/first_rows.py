@@ -28,7 +28,6 @@ from recsys.data.time_formats import TimeRules
 
 # Roles of which one shows that events are lines of orders; so do events without rating and type.
 FEW_ITEMS = 20  # of fewer, one may well be in nearly every order
-FEW_LINES = 5  # with several pieces; fewer show nothing
 ORDERS = frozenset(["session", "quantity", "order_status", "taken_back", "price"])
 Conditions = list[tuple[str, str]]
 

@@ -293,8 +293,9 @@ def earlier_states(
 ) -> dict[Path, NDArray[np.int64]]:
     """The places of rows with a line of an order that a later row or file has in another state.
 
-    A line has one order, user, item, time and number of pieces. The last file by name decides, and
-    in one with a row for each state of a line, the last row.
+    A line has one order, user, item, time and number of pieces. The last file decides, in the order
+    of names and of the numbers in them, and in one with a row for each state of a line, the last
+    row.
 
     Args:
         files: the rows of each file.
