@@ -206,9 +206,7 @@ def _validation_start(before: Dataset, times: Any, test: int, window: float) -> 
     trained = before.interactions.timestamp[before.split == TRAIN]
     least = int(trained.max(initial=0)) + 1  # with a split by time, before all of `held`
     both = np.sort(np.concatenate([held[held >= least], times[times < test]]))
-    if len(both) > VALIDATION:
-        return min(start, int(both[-VALIDATION]))
-    return min(start, int(both[0])) if len(both) else start
+    return int(min([start, *both[-VALIDATION:][:1]]))  # the first of the latest `VALIDATION`
 
 
 def _read(
@@ -389,11 +387,13 @@ def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
     """The items that were added to the running service or changed there, as they are now."""
     from recsys.serving.catalog_changes import JOURNAL
 
-    records = asyncio.run(store.journal.read(JOURNAL))
+    place = 0
+    last: dict[str, dict[str, Any]] = {}
+    while page := asyncio.run(store.journal.read(JOURNAL, place)):
+        last |= {record["item_id"]: record for _, record in page}
+        place = page[-1][0]
     added, rows = AddedItems(bundle.catalog), []
-    for record in {record["item_id"]: record for _, record in records}.values():
-        if record["op"] != "upsert":
-            continue
+    for record in (one for one in last.values() if one["op"] == "upsert"):
         item = NewItem(*(record[name] for name in ("item_id", "title", "text", "attributes")))
         row = {**added.completed(item).attributes}
         rows.append(row | {"item_id": item.item_id, "title": item.title, "text": item.text})

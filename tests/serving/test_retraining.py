@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -14,6 +15,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pyarrow as pa
@@ -21,12 +23,13 @@ import pytest
 import torch
 
 from recsys import cli
+from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.errors import DataError
 from recsys.fitting import table_sections
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
-from recsys.retraining import Sources, retrain
+from recsys.retraining import Sources, retrain, versions
 from recsys.retraining.news import gone
 from recsys.serving.client import Client, ServiceError
 from recsys.serving.schemas.events import UserHistory
@@ -162,6 +165,7 @@ def judged(first, serving, tmp_path_factory):
     shutil.copytree(first, home)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_HOME", str(home))
+        patch.setattr("recsys.serving.stores.journal.PAGE", 1)  # items are read in pages
         settings = ServingSettings.load(name="shop", port=0)
         with serving(settings) as url, Client(url) as client:
             add_the_news(client)
@@ -219,6 +223,40 @@ def test_a_version_names_its_parents_and_its_verdict(judged):
     assert json.loads(line)["step"] == "judged"
     assert "what is served has seen" in (outcome.report / "report.html").read_text()
     assert parent["kind"] == "bundle"
+
+
+def test_artifacts_have_the_files_and_fields_of_the_surfaces(judged):
+    home, outcome = judged
+    page = Path(__file__).parents[2] / "docs" / "surfaces.md"
+    section = page.read_text(encoding="utf-8").split("## Artifacts")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z, ]+) \| (.*) \|$", section, flags=re.M)
+    told = {kind: text for kinds, text in rows for kind in kinds.split(", ")}
+    kinds = set()
+    for file in home.rglob("manifest.json"):
+        manifest = json.loads(file.read_text())
+        assert all(f"`{name}`" in section for name in manifest)
+        kinds.add(kind := manifest["kind"])
+        for name in manifest["files"] if kind != "dataset" else ():
+            assert re.search(rf"`{re.split('[./]', name)[0]}[`./]", told[kind]), (kind, name)
+    assert kinds >= told.keys() - {"kind", "teacher", "recommendations"}
+    for name in json.loads((outcome.report / "gate.json").read_text()):
+        assert f"`{name}`" in told["evaluation"], name
+    events = pd.read_parquet(next(home.rglob("events.parquet")))
+    assert all(re.search(rf"\b{name}\b", told["events"]) for name in events.columns)
+
+
+def test_old_versions_are_removed_but_for_their_reports(tmp_path):
+    base = Workspace(tmp_path, "shop")
+    named = [base, *(replace(base, name=f"shop.{n}") for n in range(2, 9))]
+    parts = {v.name: [v.report, v.dataset, v.run("target"), v.bundle] for v in named}
+    for place in (place for places in parts.values() for place in places):
+        place.mkdir(parents=True)
+    aliases = SimpleNamespace(aliases=[SimpleNamespace(bundle="shop.4", previous="shop.3")])
+    client = SimpleNamespace(models=lambda: aliases)
+    versions.remove_old(base, named[-1], base, [client])
+    for name, places in parts.items():
+        left = name not in ("shop.2", "shop.5")
+        assert [place.is_dir() for place in places] == [True, left, left, left]
 
 
 def die_after(step: str, home: Path, url: str) -> None:
