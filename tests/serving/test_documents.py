@@ -1,5 +1,6 @@
 """The documents name every route, problem and metric of the service."""
 
+import json
 import re
 from inspect import signature
 from pathlib import Path
@@ -32,8 +33,8 @@ from recsys.serving.schemas.today import TodayQuery
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shared_changes import LOOK_S, MAX_CHANGES
 from recsys.serving.stores import postgres, served, sqlite
-from recsys.serving.stores.history import NEWEST
-from recsys.serving.stores.records import NOT_HISTORY
+from recsys.serving.stores.history import CHARACTERS, NEWEST
+from recsys.serving.stores.records import MOST_TYPES, NOT_HISTORY
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 SURFACES = (DOCS / "surfaces.md").read_text(encoding="utf-8")
@@ -89,6 +90,8 @@ def test_every_metric_is_documented():
 
 
 def test_documented_limits_are_those_of_the_code():
+    measured = (DOCS.parent / "benchmarks" / "results" / "serve_cpu.txt").read_text().splitlines()
+    rates = [f"{run['rate']:,.0f}" for run in json.loads(measured[-1])["closed"]]
     body = ServingSettings().max_body_bytes
     values = f"{bodies.MAX_VALUES:,} values, {bodies.MAX_NAMES} names in an object"
     characters = rules.MOST_CHARACTERS >> 20
@@ -105,7 +108,10 @@ def test_documented_limits_are_those_of_the_code():
         f"get more than {ServingSettings().rate_burst} units, a minute of",
         f"({ServingSettings().rate_burst} units at once)",
         f"a user's latest {NEWEST:,} events",
-        f"among the latest {NEWEST:,} events",
+        f"among the latest {NEWEST:,} events (and {CHARACTERS:,} characters of items)",
+        f"latest {NEWEST:,} events, {CHARACTERS:,} characters of their items, and {MOST_TYPES}",
+        f"is idle for {server.IDLE_S} s after an answer",
+        f"| answers a second | {' | '.join(rates)} |",
         f"At most {served.EXPOSURES_OF_USER} answers to a user count, and about "
         f"{MOST_EXPOSURES:,} in an experiment",
         f"504 follows at most {'half' * (middleware.ANSWER_S == 0.5)} a second later",
