@@ -41,7 +41,7 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
     Names that mean something negative are known in six languages, as in exports
     (`recsys.event_names`). To count one of `NOT_HISTORY`, or all, leave it out of `not_history`.
 
-    >>> [sign_of(name, NOT_HISTORY).name for name in ("view", "cancelled", "thumbs_down", "skip")]
+    >>> [sign_of(n, NOT_HISTORY).name for n in ("view", "cancelled", "dislike", "return_requested")]
     ['PART', 'RETURN', 'DISLIKE', 'LEFT_OUT']
     """
     taken_back = level(name) == 0 and takes_back(name) and not is_partial(name)

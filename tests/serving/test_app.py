@@ -99,7 +99,9 @@ async def test_unknown_histories_get_a_fallback_or_the_bare_prompt(
     assert (body["note"]["code"], body["unknown_items"]) == (code, unknown)
     assert (body["history_items"], body["eligible_items"]) == (0, 149)
     # who asks for what only the model can do gets the model
-    for special in ({"fallback": False}, {"seed": 7}, {"blend": False}):
+    boosted = {"boosts": [{"filter": EVEN, "weight": 1}]}
+    for special in ({"fallback": False}, {"seed": 7}, {"blend": False}, {"guarantee": "global"},
+                    {"include": ["trace"]}, boosted):  # fmt: skip
         answer = await client.post(URL, json={**request_, **special})
         assert ids(answer) == recommender.expected(unknown)
         assert answer.json()["note"]["code"] == code
@@ -350,7 +352,8 @@ async def test_a_batch_is_answered_in_order_despite_failures(client, recommender
         "invalid_request",
     )
     assert body["errors"][0]["pointer"] == "/requests/1"
-    is_problem(await client.post(f"{URL}/batch", json={"requests": []}), "invalid_request")
+    for wrong in ([], [{"history": []}] * 101):
+        is_problem(await client.post(f"{URL}/batch", json={"requests": wrong}), "invalid_request")
 
 
 async def test_the_longest_requests_that_are_allowed_are_answered(client):
@@ -483,6 +486,11 @@ async def test_stopping_answers_the_requests_under_way(client, service, recommen
     for i, response in enumerate(await asyncio.gather(*asked)):
         assert ids(response) == recommender.expected([f"item-{i}"])
     await stopping
+
+
+async def test_a_request_that_finds_its_queue_closing_is_503(client, service):
+    service.state.models.get().batcher._closing = True
+    is_problem(await client.post(URL, json={"history": ["item-1"]}), "shutting_down")
 
 
 async def post_and_leave(client, body, left):

@@ -199,6 +199,9 @@ async def test_a_batch_of_items_is_added_whole_or_not_at_all(client):
     assert code(response) == (422, "invalid_item")
     assert "new-2" in response.json()["detail"]
     assert code(await client.get("/v1/items/new-1")) == (404, "unknown_item")
+    many = [{"item_id": f"new-{number}", "like": "item-1"} for number in range(1_001)]
+    response = await client.post("/v1/items", json={"items": many})
+    assert code(response) == (422, "invalid_request")
     response = await client.post("/v1/items", json={"items": news[:1]})
     assert (response.json()["epoch"], len(response.json()["items"])) == (1, 1)
 

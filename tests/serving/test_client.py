@@ -39,7 +39,7 @@ def scripted(answers, asked):
             raise found
         return found
 
-    return Client(transport=httpx.MockTransport(answer), key="rk_test", retries=2)
+    return Client(transport=httpx.MockTransport(answer), key="rk_test", retries=4)
 
 
 @pytest.fixture
@@ -57,9 +57,10 @@ def full(after):
 def test_refused_calls_are_repeated_after_retry_after(slept):
     asked = []
     models = httpx.Response(200, json={"models": [], "aliases": [], "experiments": []})
-    with scripted([full("2"), httpx.ConnectError("no"), models], asked) as client:
+    more = httpx.ConnectError("no"), httpx.Response(502), httpx.Response(503), models
+    with scripted([full("2"), *more], asked) as client:
         assert client.models().models == []
-    assert len(asked) == 3
+    assert len(asked) == 5
     assert asked[0].headers["authorization"] == "Bearer rk_test"
     assert 2 <= slept[0] <= 2.5
     assert 0.1 <= slept[1] <= 0.3  # nobody said; 0.1 s, doubled

@@ -148,6 +148,7 @@ async def test_a_time_in_the_future_counts_as_now(client):
     assert await post(client, far) == {**NONE, "duplicates": 1}
     history = (await client.get("/v1/users/eve/history")).json()["events"]
     assert abs(history[1]["timestamp"] - time.time()) < 60
+    assert history[1]["type"] == "view"  # as it has none
 
 
 async def test_times_may_be_seconds_or_text_and_milliseconds_order(client):
@@ -267,7 +268,7 @@ async def test_a_purchase_long_ago_is_not_recommended_again(client, monkeypatch)
     assert not listed & {best, "item-8"}
 
 
-@pytest.mark.parametrize("name", ["dislike", "thumbs_down", "refund", "Retoure"])
+@pytest.mark.parametrize("name", ["dislike", "dismiss", "thumbs_down", "refund", "Retoure"])
 async def test_negative_events_of_a_request_are_no_history(client, monkeypatch, name):
     asked = []
     plain = RecommendationsRequest.request

@@ -69,6 +69,8 @@ async def test_each_key_has_a_bucket_of_its_own(settings, recommender, running, 
         page = "/v1/users/ada/history?limit=1000"
         assert await allowed("other", page) == 2  # units, and not requests
         assert await allowed("one") == 0
+        without = [(await client.get("/v1/models")).status_code for _ in range(21)]
+        assert without == [401] * 20 + [429]  # by its address
         response = await client.get("/health/live", headers=made["one"])
         assert response.status_code == 200
 
@@ -101,6 +103,11 @@ async def test_ids_that_are_not_utf_8_are_refused(client, method, target):
     )
     assert (response.status_code, response.json()["code"]) == (400, "malformed_target")
     assert target.partition("%")[2][:2] in response.json()["detail"]
+
+
+async def test_without_keys_other_host_names_are_refused(client):
+    for host, status in (("evil.example", 400), ("localhost:8000", 200), ("127.0.0.1", 200)):
+        assert (await client.get("/v1/models", headers={"host": host})).status_code == status
 
 
 async def test_two_keys_or_host_names_are_refused(client):

@@ -5,11 +5,13 @@ import gc
 import json
 import shutil
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from toy_bundle import code
 
 from recsys.serving import aliases
+from recsys.serving.models import Model
 from recsys.serving.service import Phase
 from recsys.serving.stores.records import StoreError
 
@@ -78,6 +80,9 @@ async def test_an_alias_is_set_listed_used_and_removed(client, service):
     }
     assert await answered_by(client) == "one"
     assert await answered_by(client, model="next") == "two"
+    assert (await client.put_item("new", {"like": "B0001"})).status_code == 200
+    for alias in ("champion", "next"):  # a change is made in every loaded model
+        assert (await client.get(f"/v1/items/new?model={alias}")).status_code == 200
     listed = (await client.get("/v1/models")).json()
     assert listed["available"] == ["one", "two"]
     assert {m["name"]: m["aliases"] for m in listed["models"]} == {
@@ -89,6 +94,13 @@ async def test_an_alias_is_set_listed_used_and_removed(client, service):
     assert [m.name for m in service.state.models.loaded] == ["one"]
     assert await client.named("aliases", "next") is None
     assert code(await client.delete("/v1/aliases/champion")) == (409, "alias_conflict")
+
+
+def test_on_a_gpu_one_thread_computes_all(fake, models):
+    shop, worker = fake(), SimpleNamespace(run=print)
+    for device in ("cpu", "cuda"):
+        shop.device = SimpleNamespace(type=device)
+        assert (Model.of("a", shop, worker, models).aside is None) == (device == "cuda")
 
 
 async def test_a_bundle_that_is_loaded_is_not_loaded_again(client, service, models, make_bundle):

@@ -248,6 +248,10 @@ async def test_standing_rules_leave_room_for_requests(client):
     await put(client, "more", {"pin": ["B0007"]})
     await stand(client, "champion", "some", "more")
     await put(client, "more", large(1, 100), 422)
+    await put(client, "one", large(1, 100))
+    both = await client.post(URL, json=ASK | {"rules": ["boosts", "one"]})
+    assert code(both) == (422, "invalid_filter")
+    assert "want at most 10,000 values together" in both.json()["detail"]
 
 
 async def test_samples_are_drawn_without_the_boosts_of_standing_rules(client):
