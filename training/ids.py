@@ -177,8 +177,8 @@ def _learned(
         "feature_blocks": features.blocks,
         **compare(before, codes, quantizer, features.matrix),
     }
-    if features.as_new is not None:
-        placed = quantizer.encode(features.as_new)
+    if (as_new := features.as_new()) is not None:
+        placed = quantizer.encode(as_new)
         np.save(folder / ITEM_ENCODER / PLACED, placed, allow_pickle=False)
         report["as_new"] = agreement(placed, codes)
     return codes, report

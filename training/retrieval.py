@@ -60,6 +60,7 @@ from recsys.retrieval.reranker import AGAIN, LEAST_USERS, MODEL, NEW
 from recsys.retrieval.retrieval import FORMAT
 from recsys.retrieval.rows import blocked_items
 from recsys.semantic_ids.encoder import PLACED
+from recsys.semantic_ids.words import unit_rows
 from recsys.splits import TRAIN
 from recsys.training import sasrec
 from recsys.training.reranking import (
@@ -117,11 +118,10 @@ def stage(context: Context) -> Path:
         return output.path
     dataset = Dataset.load(workspace.dataset)
     start = time.perf_counter()
-    content = sasrec.features(context, dataset)
     examples = dataset.validation()
     size = len(dataset.item_ids)
     rules = search_rules(dataset.train_histories, size, examples, by(RULES))
-    retrieval, served = fit(dataset, rules, workspace.run("ids"), content)
+    retrieval, served = fit(dataset, rules, workspace.run("ids"), sasrec.features(context, dataset))
     available = available_items(dataset.items, int(time.time()))
     if available is not None and not available.any():
         say(
@@ -202,11 +202,10 @@ def fit(
         content: (items, F) further features with the same weight, or None.
     """
     features, vectors = ids / "features.npy", None
-    known = [np.load(features, allow_pickle=False)] if features.is_file() else []
+    known = [np.load(features, "r", allow_pickle=False)] if features.is_file() else []
     known += [] if content is None else [content]
     if known:
-        parts = [VectorIndex.of(part).vectors for part in known]
-        vectors = VectorIndex.of(np.concatenate(parts, axis=1))
+        vectors = VectorIndex.of(np.concatenate([unit_rows(part) for part in known], axis=1))
     words = ContentIndex.of(dataset.items)
     everything = replace(dataset, split=np.full_like(dataset.split, TRAIN))
     trained, served = (

@@ -279,7 +279,7 @@ class SasRecModel(nn.Module):
         self.project: nn.Linear | None = None
         if features is not None:
             rows = torch.from_numpy(np.asarray(features, np.float32))
-            rows = nn.functional.normalize(rows, dim=1) * rows.shape[1] ** 0.5
+            rows = nn.functional.normalize(rows, dim=1).mul_(rows.shape[1] ** 0.5)
             self.register_buffer("features", rows, persistent=False)
             self.project = nn.Linear(rows.shape[1], config.hidden, bias=False)
             nn.init.normal_(self.project.weight, std=SPREAD * rows.shape[1] ** -0.5)

@@ -186,8 +186,9 @@ def item_knn(histories: Histories, num_items: int) -> ItemItem:
     )
     taken.data[:] = 1  # a user counts once per item
     users = np.bincount(taken.indices, minlength=num_items).astype(np.float64)
-    common = (taken.T @ taken).tocoo()
-    a, b = common.coords
-    similarity = np.where(a == b, 0, common.data / (np.sqrt(users[a] * users[b]) + SHRINK))
-    shape = (num_items, num_items)
-    return ItemItem.of(sparse.csr_array((similarity, (a, b)), shape=shape), decay=0.7)
+    common = taken.T @ taken
+    a = np.repeat(np.arange(num_items, dtype=np.int32), np.diff(common.indptr))
+    common.data /= np.sqrt(users[a] * users[common.indices]) + SHRINK
+    common.data[a == common.indices] = 0
+    common.sort_indices()
+    return ItemItem.of(common, decay=0.7)

@@ -101,9 +101,11 @@ class ItemItem:
         """
         forwards = count_pairs(histories, num_items, rules, ends)
         both = forwards if not rules.reverse else forwards + rules.reverse * forwards.T
+        del forwards
         source, target = rules.scales(np.bincount(histories.items, minlength=num_items))
-        damped = sparse.diags_array(source) @ both @ sparse.diags_array(target)
-        return cls.of(damped, rules.decay)
+        both.data *= np.repeat(source, np.diff(both.indptr))
+        both.data *= target[both.indices]
+        return cls.of(both, rules.decay)
 
     @classmethod
     def of(cls, weights: sparse.csr_array, decay: float) -> ItemItem:
@@ -174,10 +176,11 @@ def count_pairs(
             pairs &= ends[gap:]
         source.append(items[:-gap][pairs])
         target.append(items[gap:][pairs])
-        weight.append(np.full(len(source[-1]), float(gap) ** -rules.fading))
+        weight.append(float(gap) ** -rules.fading)
+    weights = np.repeat(weight, [len(items) for items in source])
     pairs_of_items = np.concatenate(source), np.concatenate(target)
-    shape = (num_items, num_items)
-    return sparse.csr_array((np.concatenate(weight), pairs_of_items), shape=shape)
+    del source, target  # as long as what was made of them
+    return sparse.csr_array((weights, pairs_of_items), shape=(num_items, num_items))
 
 
 def best_of(

@@ -30,14 +30,27 @@ class Features:
         matrix: (items, D) float32.
         blocks: name -> number of columns, in their order.
         encoder: encodes other items.
-        as_new: (items, D) what the encoder would make of each item if it were new: the
-            collaborative features are predictions without the item. None without content.
+        predicted: (items, D) the collaborative features as content predicts them; None without any.
     """
 
     matrix: NDArray[np.float32]
     blocks: dict[str, int]
     encoder: FeatureEncoder
-    as_new: NDArray[np.float32] | None = None
+    predicted: NDArray[np.float32] | None = None
+
+    def as_new(self) -> NDArray[np.float32] | None:
+        """(items, D) what the encoder would make of each item if it were new; None without content.
+
+        The collaborative features are predictions without the item.
+        """
+        if not {"text", "attributes"} & set(self.blocks):
+            return None
+        matrix, column = self.matrix.copy(), 0
+        for name, size in self.blocks.items():
+            if name == "collaborative" and self.predicted is not None:
+                matrix[:, column : column + size] = self.predicted
+            column += size
+        return matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +142,7 @@ def build_features(
         DataError: there is no data for any block.
     """
     blocks, encoder = _fit_content(items, config, seed)
-    as_new = dict(blocks)
+    as_new = None
     if config.collaborative_weight > 0:
         block = _collaborative(items, histories, config, vectors, seed)
         predicted, prediction = predict(block, encoder.terms(items))
@@ -138,8 +151,8 @@ def build_features(
         unseen = ~block.any(axis=1)
         block[unseen] = predicted[unseen]
         blocks["collaborative"] = config.collaborative_weight * block
-        as_new["collaborative"] = config.collaborative_weight * predicted
-        blocks["predicted"] = as_new["predicted"] = config.predicted_weight * predicted
+        as_new = config.collaborative_weight * predicted
+        blocks["predicted"] = config.predicted_weight * predicted
     blocks = {name: block for name, block in blocks.items() if block.any()}
     if not blocks:
         raise DataError(
@@ -151,9 +164,7 @@ def build_features(
     names = {name: f"{name.removesuffix('s')}_weight" for name in blocks}
     weights = {block: float(getattr(config, setting)) for block, setting in names.items()}
     encoder = replace(encoder, blocks=sizes, weights=weights)
-    has_content = bool({"text", "attributes"} & set(blocks))
-    new = np.concatenate([as_new[n] for n in blocks], axis=1, dtype=np.float32)
-    return Features(matrix, sizes, encoder, new if has_content else None)
+    return Features(matrix, sizes, encoder, as_new)
 
 
 def _fit_content(

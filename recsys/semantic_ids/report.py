@@ -74,9 +74,15 @@ def reconstruction_error(
     quantizer: Quantizer, features: NDArray[np.float32], codes: NDArray[np.integer]
 ) -> float:
     """Share of the features' variance that the codes do not explain (0 perfect, 1 the mean)."""
-    error = ((features - quantizer.reconstruct(codes)) ** 2).sum()
-    variance = ((features - features.mean(axis=0)) ** 2).sum()
-    return round(float(error / max(variance, 1e-12)), 5)
+    error = quantizer.reconstruct(codes)
+    error -= features
+    centred = features - features.mean(axis=0)
+    return round(float(_squares(error) / max(_squares(centred), 1e-12)), 5)
+
+
+def _squares(values: NDArray[np.float32]) -> float:
+    """The sum of the squares, in place of the values."""
+    return float(np.square(values, out=values).sum())
 
 
 def compare(

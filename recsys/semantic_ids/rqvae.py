@@ -36,12 +36,12 @@ from recsys.semantic_ids.quantizer import (
 )
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
+from recsys.semantic_ids.words import ROWS_AT_A_TIME
 
 WEIGHTS = "rqvae.safetensors"
 CONFIG = "rqvae.json"
 WARMUP = 0.1  # of the steps, in which the learning rate rises
 LEAST_BATCHES = 5  # of a pass, so that few items get enough steps
-ROWS_AT_A_TIME = 1 << 16  # bounds memory, as layers are wider than their inputs
 LAST = RQKMeansConfig(iterations=10, restarts=1)  # k-means steps behind training
 
 
@@ -159,7 +159,9 @@ class RQVAE(Quantizer):
     @torch.no_grad()
     def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, L) codes to (n, F) features."""
-        return np.asarray(self.decoder(torch.from_numpy(decode(codes, self.centroids))).numpy())
+        rows = torch.from_numpy(decode(codes, self.centroids))
+        parts = [self.decoder(some) for some in torch.split(rows, ROWS_AT_A_TIME)]
+        return np.asarray(torch.cat(parts).numpy())
 
     def save(self, folder: Path) -> None:
         """Write weights, centroids and the layers' widths into `folder`."""

@@ -18,6 +18,7 @@ COMMON = 4096  # terms from which features of items are predicted
 POWER_ITERATIONS, OVERSAMPLING = 4, 32
 # The same in float32, from so many entries or rows on.
 MANY, MANY_ROWS, FEWER_ITERATIONS, FEWER = 1 << 22, 1 << 15, 2, 8
+ROWS_AT_A_TIME = 1 << 16  # bounds the memory of what is made beside a matrix of all items
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,5 +152,9 @@ def attribute_terms(items: pa.Table, left_out: Container[str]) -> list[list[str]
 
 def unit_rows(matrix: NDArray[np.floating]) -> NDArray[np.float32]:
     """Scale rows to length 1; zero rows stay zero."""
-    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
-    return np.asarray(matrix / np.where(norms > 0, norms, 1), np.float32)
+    unit = np.empty(matrix.shape, np.float32)
+    for start in range(0, len(matrix), ROWS_AT_A_TIME):
+        some = matrix[start : start + ROWS_AT_A_TIME]
+        norms = np.linalg.norm(some, axis=1, keepdims=True)
+        unit[start : start + ROWS_AT_A_TIME] = some / np.where(norms > 0, norms, 1)
+    return unit
