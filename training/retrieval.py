@@ -205,7 +205,11 @@ def fit(
     known = [np.load(features, "r", allow_pickle=False)] if features.is_file() else []
     known += [] if content is None else [content]
     if known:
-        vectors = VectorIndex.of(np.concatenate([unit_rows(part) for part in known], axis=1))
+        ends = np.cumsum([part.shape[1] for part in known])
+        joined = np.empty((len(dataset.item_ids), ends[-1]), np.float32)
+        for part, end in zip(known, ends, strict=True):
+            unit_rows(part, joined[:, end - part.shape[1] : end])
+        vectors = VectorIndex(unit_rows(joined, joined))
     words = ContentIndex.of(dataset.items)
     everything = replace(dataset, split=np.full_like(dataset.split, TRAIN))
     trained, served = (

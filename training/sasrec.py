@@ -204,7 +204,7 @@ def features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
     """
     file = context.workspace.run(KIND) / FEATURES
     if file.is_file() and context.settings.section(KIND, SasRecConfig).epochs:
-        saved: NDArray[np.float32] = np.load(file, allow_pickle=False)
+        saved: NDArray[np.float32] = np.load(file, "r", allow_pickle=False)
         return saved
     return _fit_features(context, dataset)
 

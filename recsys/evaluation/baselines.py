@@ -23,6 +23,7 @@ PAIR_RULES = "pair rules"
 SUCCESSORS = PairRules(window=1, reverse=0.0, source_damping=0.0, decay=1e-4)
 """How often each item came directly after the last item; earlier items only break ties."""
 SHRINK = 10.0  # of similarities that are based on few users
+ITEMS_AT_A_TIME = 1 << 14  # bounds the memory of pairs in float64
 MOST_HIDDEN = 1 << 23  # pairs of a user and an unavailable item at once
 
 
@@ -186,9 +187,13 @@ def item_knn(histories: Histories, num_items: int) -> ItemItem:
     )
     taken.data[:] = 1  # a user counts once per item
     users = np.bincount(taken.indices, minlength=num_items).astype(np.float64)
-    common = taken.T @ taken
-    a = np.repeat(np.arange(num_items, dtype=np.int32), np.diff(common.indptr))
-    common.data /= np.sqrt(users[a] * users[common.indices]) + SHRINK
-    common.data[a == common.indices] = 0
-    common.sort_indices()
-    return ItemItem.of(common, decay=0.7)
+    by_item, parts = sparse.csr_array(taken.T), []
+    for start in range(0, max(num_items, 1), ITEMS_AT_A_TIME):
+        common = by_item[start : start + ITEMS_AT_A_TIME] @ taken
+        common.sort_indices()
+        a = start + np.repeat(np.arange(common.shape[0]), np.diff(common.indptr))
+        b = common.indices
+        similarity = np.where(a == b, 0, common.data / (np.sqrt(users[a] * users[b]) + SHRINK))
+        entries = similarity.astype(np.float32), b, common.indptr
+        parts.append(sparse.csr_array(entries, shape=common.shape))
+    return ItemItem.of(sparse.vstack(parts, format="csr"), decay=0.7)

@@ -110,7 +110,7 @@ class ItemItem:
     @classmethod
     def of(cls, weights: sparse.csr_array, decay: float) -> ItemItem:
         """The model with these weights, in float32 and without zeros."""
-        weights = sparse.csr_array(weights).astype(np.float32)
+        weights = sparse.csr_array(weights).astype(np.float32, copy=False)
         weights.eliminate_zeros()
         return cls(weights, decay)
 
