@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from toy_bundle import TINY_RUN
 
 import recsys
@@ -15,8 +16,12 @@ from recsys import cli
 from recsys.artifacts import read_manifest
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
+from recsys.evaluation import rankings
+from recsys.evaluation import run as evaluation
+from recsys.evaluation.protocol import EvaluationConfig
+from recsys.evaluation.report import JSON
 
-TINY = TINY_RUN | {"ids": {"levels": 3, "codebook_size": 4}}
+TINY = TINY_RUN | {"ids": {"method": "rq-kmeans", "levels": 3, "codebook_size": 4}}
 
 
 @pytest.fixture
@@ -28,18 +33,40 @@ def home(monkeypatch, tmp_path):
     return tmp_path / "var"
 
 
-@pytest.fixture
-def events(home) -> pd.DataFrame:
+def shop_events() -> pd.DataFrame:
     pairs = [(u, n) for u in range(40) for n in range(8)]
     rows = [(f"u{u}", f"{(u * 3 + n) % 30:03}", 1_700_000_000 + 9000 * n) for u, n in pairs]
     return pd.DataFrame(rows, columns=["user", "item", "timestamp"])
 
 
-@pytest.fixture
-def items(home) -> pd.DataFrame:
+def shop_items() -> pd.DataFrame:
     return pd.DataFrame(
         {"item": [f"{i:03}" for i in range(30)], "title": [f"T{i}" for i in range(30)]}
     )
+
+
+@pytest.fixture
+def events(home) -> pd.DataFrame:
+    return shop_events()
+
+
+@pytest.fixture
+def items(home) -> pd.DataFrame:
+    return shop_items()
+
+
+def fit_frames(home: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_HOME", str(home))
+        patch.delenv("RECSYS_DATASETS", raising=False)
+        return recsys.fit(shop_events(), shop_items(), name="frames", minutes=1, **TINY)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory) -> tuple[Path, Path]:
+    """The folder of all artifacts of frames, and the bundle."""
+    home = tmp_path_factory.mktemp("fitted") / "var"
+    return home, fit_frames(home)
 
 
 @pytest.fixture
@@ -130,8 +157,8 @@ def test_a_mistake_is_refused_before_anything_is_read(run, home, events, argumen
     assert not home.exists()
 
 
-def test_frames_become_a_bundle(home, events, items):
-    bundle = recsys.fit(events, items, name="frames", minutes=1, **TINY)
+def test_frames_become_a_bundle(fitted):
+    home, bundle = fitted
     recommender = recsys.Recommender.load(bundle)
     (found,) = recommender.recommend([["003", "004", "005"]], k=5)
     assert len(found) == 5
@@ -143,6 +170,42 @@ def test_frames_become_a_bundle(home, events, items):
     assert "SASRec" in json.dumps(report), "the recipe trains a teacher"
     sasrec = read_manifest(home / "runs/frames/sasrec", "sasrec").config
     assert (sasrec["minutes"], sasrec["max_minutes"]) == (1, None)
+
+
+def test_what_is_up_to_date_is_not_made_again(fitted):
+    home, bundle = fitted
+    before = {path: path.stat().st_mtime_ns for path in home.rglob("manifest.json")}
+    made = {path.parent.relative_to(home).as_posix() for path in before}
+    stages = ("sasrec", "recipe", "ids", "target", "retrieval")  # on a CPU, without a draft
+    assert made == {
+        *(f"runs/frames/{stage}" for stage in stages),
+        *(f"{kind}/frames" for kind in ("datasets", "bundles", "reports")),
+    }
+    assert fit_frames(home) == bundle
+    assert {path: path.stat().st_mtime_ns for path in home.rglob("manifest.json")} == before
+
+
+def test_evaluation_on_two_threads_writes_the_same_report(fitted, tmp_path, monkeypatch):
+    home, bundle = fitted
+    monkeypatch.setattr(rankings, "CHUNK", 16)  # so that each thread ranks some
+    rank, ranked_by = rankings.rank_histories, set()
+
+    def noted(recommender, *args, **options):
+        ranked_by.add(id(recommender.engine))
+        return rank(recommender, *args, **options)
+
+    monkeypatch.setattr(rankings, "rank_histories", noted)
+    before = torch.get_num_threads()
+    reports = []
+    for threads in (1, 2):
+        ranked_by.clear()
+        config = EvaluationConfig(ks=(1, 10), resamples=20, threads=threads)
+        out = tmp_path / str(threads)
+        evaluation.evaluate_bundle(bundle, home / "datasets/frames", config, out)
+        reports.append(json.loads((out / JSON).read_text(encoding="utf-8")))
+        assert reports[-1]["protocol"].pop("threads") == len(ranked_by) == threads
+    assert reports[0] == reports[1]
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(
