@@ -395,7 +395,7 @@ async def run_app(settings, *, wait=True, **parts):
 async def wait_until(condition):
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
