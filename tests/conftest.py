@@ -122,7 +122,6 @@ def pytest_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 
