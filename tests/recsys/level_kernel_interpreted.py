@@ -94,8 +94,9 @@ def test_a_level_has_the_bits_of_the_tensor_code(seed, shape, items, shares, wid
     expanded(Step(trie, excluded, allowed=allowed), frontier, logits, depth, width)
 
 
-@pytest.mark.parametrize("equal", [False, True], ids=["random", "equal"])
-@pytest.mark.parametrize(("beams", "width"), [(1, 256), (20, 20), (36, 256)])
+@pytest.mark.parametrize(
+    ("beams", "width", "equal"), [(1, 256, True), (20, 20, False), (36, 256, True)]
+)
 def test_wide_levels_have_the_bits_of_the_tensor_code(width, beams, equal):
     """256 codes below each of 256: several blocks of candidates, all of which may tie."""
     pairs = np.stack(np.divmod(np.arange(256 * 256), 256), axis=1)

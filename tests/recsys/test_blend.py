@@ -302,7 +302,7 @@ def test_a_certificate_is_true_by_enumeration(folder, dtype):
 def test_boosts_that_cancel_the_scores_leave_a_global_list(rec):
     weights = {name: 100 * weight for name, weight in WEIGHTS.items()}
     rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, weights=weights, network=None))
-    requests = [RecommendRequest([name], 10, guarantee="global") for name in IDS[:40]]
+    requests = [RecommendRequest([name], 10, guarantee="global") for name in IDS[:15]]
     lists = rec.recommend_batch(requests)
     weights = [-whole.recommendations[-1].score for whole in lists]
     boosted = [

@@ -57,7 +57,7 @@ def test_no_pass_of_1_to_32_requests_runs_eagerly(engine, monkeypatch, kind, pla
     rng = np.random.default_rng(7)
     plan = Plan(Mode(plan), 30 if plan == "draft" else 0)
     replays = 0
-    for batch in sorted({1, 7, MOST, *BATCHES, *(b + 1 for b in BATCHES if b < MOST)}):
+    for batch in (1, *(b + 1 for b in BATCHES if b < MOST), MOST):  # the least of each shape
         if not is_worth_trying(plan, batch, TRIE.branching[0]):
             continue
         engine.forget()
