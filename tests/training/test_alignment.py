@@ -387,7 +387,6 @@ def weights_of(path):
         {"objective": "margin-kd"},
         {"objective": "wordkd"},
         {"objective": "atspeed-s", "ablations": ["unconstrained", "top-1"]},
-        {"objective": "tree-kd"},
     ],
 )
 def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context, killed, options):

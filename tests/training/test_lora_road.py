@@ -21,7 +21,7 @@ from recsys.serving.app import create_app
 from recsys.serving.settings import ServingSettings
 from recsys.text import GrammarCompiler, TextModel, choice, sample_text
 
-HISTORIES, K = 30, 10
+HISTORIES, K = 12, 10
 BEAMS = 20  # of the service, where k is not larger
 CONFIG = Path(__file__).parents[2] / "configs" / "lora.yaml"
 TOY = (

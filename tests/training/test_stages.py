@@ -50,15 +50,6 @@ def test_equal_settings_give_equal_bits_and_another_seed_others(make_context, tm
     assert digest_of_weights(target.stage(make_context(seed=1))) != first
 
 
-def test_a_current_target_is_not_trained_again(make_context):
-    path = target.stage(make_context())
-    stamp = (path / "manifest.json").stat().st_mtime_ns
-    target.stage(make_context())
-    assert (path / "manifest.json").stat().st_mtime_ns == stamp
-    target.stage(make_context(target={"epochs": 2}))
-    assert (path / "manifest.json").stat().st_mtime_ns != stamp
-
-
 def test_a_crash_before_the_artifact_needs_no_new_training(make_context, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(target, "save_model", lambda *a, **k: 1 / 0)
