@@ -7,7 +7,6 @@ files beside the sources; the run fails if there are any.
 import ctypes
 import fcntl
 import gc
-import importlib.util
 import multiprocessing
 import os
 import random
@@ -215,14 +214,10 @@ def clock() -> Clock:
 
 @pytest.fixture(scope="session")
 def claimed_gpu() -> Callable[[], AbstractContextManager[Any]]:
-    """Makes a GPU that is not there, as `claimed_gpu.py` says."""
-    path = Path(__file__).with_name("claimed_gpu.py")
-    spec = importlib.util.spec_from_file_location("claimed_gpu", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.claimed_gpu
+    """Makes a GPU that is not there, as `suites/claimed_gpu.py` says."""
+    from claimed_gpu import claimed_gpu
+
+    return claimed_gpu
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """The gate of benchmarks/gpu.py: right kernels pass in bfloat16, planted errors do not."""
 
 import copy
-import importlib.util
 from functools import cache
-from pathlib import Path
 
+import gpu_gate as gate
 import numpy as np
 import pytest
 import torch
@@ -20,11 +19,6 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.models.tree_forward import TreeModel
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_gate.py"
-SPEC = importlib.util.spec_from_file_location("gpu_gate_of_tests", SCRIPT)
-gate = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(gate)
 
 BEAMS, REQUESTS, PROMPT = 5, 8, 12
 

@@ -1,6 +1,6 @@
 """benchmarks/gpu_visit.py: parts write rows, cost each other nothing, and end in time."""
 
-import importlib.util
+import importlib
 import json
 import os
 import sys
@@ -8,7 +8,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-import pytest
+import gpu_visit as visit
 from oracles import has_ended
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -17,29 +17,11 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 SLEEP = "import time; time.sleep(600)"
 
 
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    path = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = path
-    return module
-
-
-@pytest.fixture(scope="module")
-def visit():
-    before = set(sys.modules)
-    yield load("gpu_visit")
-    for name in {"gpu_visit", "gpu", "gpu_bench", "gpu_gate"} - before:
-        sys.modules.pop(name, None)
-
-
 def rows(tmp_path):
     return [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
 
 
-def test_a_part_that_raises_costs_the_others_nothing(visit, tmp_path):
+def test_a_part_that_raises_costs_the_others_nothing(tmp_path):
     out = tmp_path / "rows.jsonl"
     writes = f"print('{{\"kind\": \"row\"}}', file=open({str(out)!r}, 'a'))"
     parts = [
@@ -58,7 +40,7 @@ def test_a_part_that_raises_costs_the_others_nothing(visit, tmp_path):
     assert rows(tmp_path)[0]["tail"].strip().endswith("ValueError: no kernel image")
 
 
-def test_a_part_ends_at_its_limit_with_what_it_started(visit, tmp_path):
+def test_a_part_ends_at_its_limit_with_what_it_started(tmp_path):
     """The process in between would otherwise outlive it."""
     child = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])"
     child += f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
@@ -67,8 +49,9 @@ def test_a_part_ends_at_its_limit_with_what_it_started(visit, tmp_path):
     assert not started.exists() or not (pid := started.read_text()) or has_ended(int(pid))
 
 
-def test_the_options_of_all_parts_are_understood(visit, tmp_path):
-    gpu = load("gpu")
+def test_the_options_of_all_parts_are_understood(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the program adds folders
+    gpu = importlib.import_module("gpu")
     for quick in (True, False):
         parts = visit.list_parts(tmp_path / "rows.jsonl", tmp_path, None, quick=quick)
         commands = [p.command[1:] for p in parts if p.command[0].endswith("gpu.py")]

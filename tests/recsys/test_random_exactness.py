@@ -1,12 +1,10 @@
 """Every search against plain enumeration (`tests/stress/random_exactness.py`)."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import random_exactness as exactness
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,19 +15,6 @@ from recsys.constraint.trie import NO_STATE
 from recsys.decoding import beam_search, speculative_beam_search
 from recsys.decoding.beam import finish
 from recsys.decoding.expand import Frontier, Step
-
-FILE = Path(__file__).parent.parent.parent / "tests" / "stress" / "random_exactness.py"
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("random_exactness", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-exactness = load()
 
 
 @given(st.integers(0, 2**62))
