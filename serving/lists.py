@@ -90,7 +90,7 @@ class Lists:
         """End what runs in the background."""
         await self._trending.cached.close()
 
-    async def trending(self, query: ListQuery, item_filter: Mapping[str, Any] | None) -> bytes:
+    async def trending(self, query: ListQuery) -> bytes:
         """Items by the decayed events of all users."""
         trends = await self._trending(self._store)
 
@@ -104,9 +104,9 @@ class Lists:
                 {"since": trends.since_ms / 1000},
             )
 
-        return await self._list("trending", query, item_filter, rank)
+        return await self._list("trending", query, rank)
 
-    async def latest(self, query: ListQuery, item_filter: Mapping[str, Any] | None) -> bytes:
+    async def latest(self, query: ListQuery) -> bytes:
         """Items by the time since which they are available, the newest first."""
 
         def rank(batch: Batch, model: Model) -> Ranking:
@@ -117,9 +117,9 @@ class Lists:
             items, times = dated
             return Ranking(items, "no_dates", lambda place: {"time": times[place]})
 
-        return await self._list("latest", query, item_filter, rank)
+        return await self._list("latest", query, rank)
 
-    async def together(self, query: TogetherQuery, item_filter: Mapping[str, Any] | None) -> bytes:
+    async def together(self, query: TogetherQuery) -> bytes:
         """Items that are chosen together with those of a basket."""
 
         def rank(batch: Batch, model: Model) -> Ranking:
@@ -134,9 +134,7 @@ class Lists:
 
             return Ranking(items.items, "no_evidence", fields, {"unknown_items": unknown})
 
-        return await self._list(
-            "together", query, item_filter, rank, {"exclude_items": [*dict.fromkeys(query.item)]}
-        )
+        return await self._list("together", query, rank, [*dict.fromkeys(query.item)])
 
     async def similar(self, item_id: str, k: int, alias: str) -> bytes:
         """The items most similar to one item.
@@ -211,33 +209,24 @@ class Lists:
         self,
         name: ListName,
         query: ListQuery,
-        item_filter: Mapping[str, Any] | None,
         rank: Callable[[Batch, Model], Ranking],
-        options: Mapping[str, Any] | None = None,
+        left_out: Sequence[str] = (),
     ) -> bytes:
-        """Rank on a helper thread, and list the first items that may be listed.
-
-        `options` are fields of the `RecommendRequest` that says which may.
-        """
+        """Rank on a helper thread, and list the first items that may be listed."""
         rules = self._rules.of(query.model, ())
         with self._models.lease(query.model) as model:
 
             def make() -> bytes:
-                batch = self._batch(model, query.k, item_filter, rules, options or {})
+                batch = self._batch(model, query, rules, left_out)
                 ranking = rank(batch, model)
                 return _response(name, query, model, batch, ranking, list(rules))
 
             return await self._off_loop(make)
 
     def _batch(
-        self,
-        model: Model,
-        k: int,
-        item_filter: Mapping[str, Any] | None,
-        rules: Mapping[str, Rule],
-        options: Mapping[str, Any],
+        self, model: Model, query: ListQuery, rules: Mapping[str, Rule], left_out: Sequence[str]
     ) -> Batch:
-        request = RecommendRequest(**{"history": [], "k": k, "filter": item_filter, **options})
+        request = RecommendRequest([], query.k, filter=query.filter, exclude_items=left_out)
         standing = [replace(rule, boosts=(), pin=()) for rule in rules.values()]
         recommender = model.recommender
         types = None if recommender.retrieval is None else recommender.retrieval.types

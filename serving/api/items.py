@@ -1,14 +1,13 @@
 """Items of the catalog: browse, change, compare, rank, and list for a storefront."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import Awaitable
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
 from recsys.serving.api.routing import PathId, Ready, Route, json_response, pay_for
 from recsys.serving.auth import Scope, requires
-from recsys.serving.bodies import parse
 from recsys.serving.catalog_changes import find
 from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
@@ -27,7 +26,6 @@ from recsys.serving.schemas.items import (
 from recsys.serving.schemas.lists import ListQuery, ListResponse, TogetherQuery
 
 router = APIRouter(prefix="/v1", route_class=Route)
-ItemFilter = Mapping[str, Any] | None
 CACHE_CONTROL = "public, max-age=60"  # these lists are the same for everybody
 
 
@@ -96,14 +94,14 @@ async def rank(body: RankBody, service: Ready) -> Response:
 @requires(Scope.READ)
 async def trending_items(query: Annotated[ListQuery, Query()], service: Ready) -> Response:
     """Items by the events of the last days, of which newer ones count more."""
-    return await _answer(query, service.state.lists.trending)
+    return await _cached(service.state.lists.trending(query))
 
 
 @router.get("/lists/latest", response_model=ListResponse)
 @requires(Scope.READ)
 async def latest_items(query: Annotated[ListQuery, Query()], service: Ready) -> Response:
     """The newest items: those added last, then by the attribute `available_from`."""
-    return await _answer(query, service.state.lists.latest)
+    return await _cached(service.state.lists.latest(query))
 
 
 @router.get("/lists/together", response_model=ListResponse)
@@ -112,12 +110,11 @@ async def items_bought_together(
     query: Annotated[TogetherQuery, Query()], service: Ready
 ) -> Response:
     """Items that are bought together with an item, or with those of a basket."""
-    return await _answer(query, service.state.lists.together)
+    return await _cached(service.state.lists.together(query))
 
 
-async def _answer(query: Any, make: Callable[[Any, ItemFilter], Awaitable[bytes]]) -> Response:
-    item_filter = None if query.filter is None else parse(query.filter.encode())
-    response = json_response(await make(query, item_filter))
+async def _cached(answer: Awaitable[bytes]) -> Response:
+    response = json_response(await answer)
     # Also allowed if the request had a key, so a cache that ignores `Vary` gives it to anyone.
     response.headers.update({"Cache-Control": CACHE_CONTROL, "Vary": "Authorization"})
     return response

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.schemas.common import (
@@ -21,24 +21,31 @@ MAX_BASKET = 50  # items of a basket or of a session in a query
 ListName = Literal["trending", "latest", "together"]
 
 
-def _check_object(text: str) -> str:
-    """Refuse what is no JSON object."""
+def _object(text: str) -> dict[str, Any]:
+    """Parse a JSON object."""
+    if len(text) > MAX_FILTER:
+        raise ValueError(f"has more than {MAX_FILTER:,} characters")
     try:
         value = parse(text.encode("utf-8", "surrogatepass"))
     except MalformedError as error:
         raise ValueError(f"is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError("is not a JSON object")
-    return text
+    return value
 
 
 FilterText = Annotated[
-    str,
-    StringConstraints(min_length=2, max_length=MAX_FILTER),
-    AfterValidator(_check_object),
-    Field(
-        description="A filter as JSON, URL-encoded: as `filter` of POST /v1/recommendations.",
-        examples=['{"must":[{"key":"categories","match":"Nails"}]}'],
+    dict[str, Any],
+    BeforeValidator(_object),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "minLength": 2,
+            "maxLength": MAX_FILTER,
+            "description": "A filter as JSON, URL-encoded: as `filter` of POST "
+            "/v1/recommendations.",
+            "examples": ['{"must":[{"key":"categories","match":"Nails"}]}'],
+        }
     ),
 ]
 
