@@ -21,7 +21,6 @@ class CachedResults(Generic[T]):
     """
 
     def __init__(self, kept_s: float) -> None:
-        """Without results."""
         self.kept_s = kept_s
         self._results: dict[Hashable, tuple[float, T]] = {}  # until when, and the result
         self._making: dict[Hashable, asyncio.Task[T]] = {}

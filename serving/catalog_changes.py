@@ -177,11 +177,8 @@ class CatalogChanges(Follower):
 
     async def browse(self, query: ItemQuery) -> bytes:
         """Read a page of the catalog: an `ItemPage` as JSON."""
-        prefix = [int(code) for code in query.prefix.replace(",", ".").split(".") if code]
         with self._models.lease(query.model) as model:
-            return await self._off_loop(
-                self._page, model.recommender, prefix, query.q, query.cursor, query.limit
-            )
+            return await self._off_loop(self._page, model.recommender, query)
 
     async def upsert(self, items: Sequence[ItemBody]) -> tuple[int, list[DescribedItem]]:
         """Add items to the catalog or replace them: all or, on an error, none.
@@ -301,16 +298,16 @@ class CatalogChanges(Follower):
                     logger.exception("%s: changes of other processes could not be made", model.name)
             self._seen = records[-1][0]
 
-    def _page(
-        self, recommender: Recommender, prefix: list[int], text: str, cursor: str, limit: int
-    ) -> bytes:
+    def _page(self, recommender: Recommender, query: ItemQuery) -> bytes:
         epoch = recommender.epoch
         number, order = self._orders.get(recommender, (-1, None))
         if number != epoch.number or order is None:
             order = by_codes(epoch.catalog)
             self._orders[recommender] = epoch.number, order
+        prefix = [int(code) for code in query.prefix.replace(",", ".").split(".") if code]
+        prefix = prefix[: epoch.catalog.codes.shape[1]]
         shelf = Shelf(epoch.catalog, order)
-        return as_json(shelf.page(prefix[: epoch.catalog.codes.shape[1]], text, cursor, limit))
+        return as_json(shelf.page(prefix, query.q, query.cursor, query.limit))
 
     async def _keep(self, records: list[dict[str, Any]]) -> None:
         written = await self._store.journal.append(JOURNAL, records)

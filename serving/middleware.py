@@ -104,7 +104,8 @@ class Guard:
         key = None if self.keys is None or shown is None else self.keys.find(shown)
         if key is not None:
             scope["state"]["key"] = key.name
-        client = f"key {key.name}" if key is not None else _address(scope)
+        address, _ = scope.get("client") or ("unknown", 0)
+        client = address if key is None else f"key {key.name}"
         if (limit := self.limit) is not None:
             self._refuse(limit.take(client))
             scope["state"]["charge"] = lambda work: self._refuse(limit.charge(client, work))
@@ -367,8 +368,3 @@ def _check_encoding(scope: AsgiScope) -> None:
                 f"The {part} has %{bytes_in_hex}, which is not UTF-8; write ü as %C3%BC, for "
                 "example.",
             ) from None
-
-
-def _address(scope: AsgiScope) -> str:
-    client = scope.get("client")
-    return client[0] if client else "unknown"

@@ -35,13 +35,8 @@ def _find(
     for route in ROUTES:
         match, _ = route.matches(scope)
         if match is Match.FULL:
-            return route, methods_of(route)
+            return route, route.methods or set()
         if match is Match.PARTIAL:
             fitting.append(route)
-    methods = {method for route in fitting for method in methods_of(route)}
+    methods = {method for route in fitting for method in route.methods or ()}
     return (fitting[0] if fitting else None), methods
-
-
-def methods_of(route: APIRoute) -> set[str]:
-    """HTTP methods that a route answers to."""
-    return route.methods or set()

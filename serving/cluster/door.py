@@ -133,7 +133,10 @@ class Door:
         if route in TO_ALL:
             async with self._changing:  # without a deadline: loading a bundle takes long
                 replies = await self._replicas.ask_all(call)
-            return _deleted(replies) if route in DELETIONS else _worst(replies)
+            if route in DELETIONS:  # 404 only if every replica replied with 404
+                done = [reply for reply in replies if reply.status != HTTPStatus.NOT_FOUND]
+                replies = done or replies
+            return _worst(replies)
         async with until(asyncio.get_running_loop().time() + 2 * self._deadline_s + GRACE_S):
             if route == ("GET", "/metrics"):
                 return _merge_metrics(await self._replicas.ask_all(call))
@@ -185,11 +188,6 @@ def _worst(replies: Sequence[Reply]) -> Reply:
     if not replies:
         raise ProblemError("not_ready", "No replica answered; try again.")
     return max(replies, key=lambda reply: reply.status)
-
-
-def _deleted(replies: Sequence[Reply]) -> Reply:
-    """The reply to a deletion: 404 only if every replica replied with 404."""
-    return _worst([r for r in replies if r.status != HTTPStatus.NOT_FOUND] or replies)
 
 
 def _merge_metrics(replies: Sequence[Reply]) -> Reply:

@@ -35,7 +35,6 @@ class JournalTable:
     """
 
     def __init__(self, calls: Calls) -> None:
-        """Use a store."""
         self._calls = calls
 
     async def read(self, name: str, after: int = 0) -> list[tuple[int, dict[str, Any]]]:
@@ -95,7 +94,6 @@ class StateTable:
     """JSON values by keys, for example the aliases."""
 
     def __init__(self, calls: Calls) -> None:
-        """Use a store."""
         self._calls = calls
 
     async def get(self, key: str) -> Any:

@@ -53,7 +53,6 @@ class ServedTable:
     """
 
     def __init__(self, calls: Calls) -> None:
-        """Use a store."""
         self._calls = calls
         self._waiting: deque[Served] = deque(maxlen=SERVED_WAITING)
 
