@@ -123,7 +123,9 @@ class DecodeGraphs:
             ValueError: too many shapes, or one that is larger than the storage.
             RuntimeError: a decode holds the storage, which capture would overwrite.
         """
-        ordered, pools = sorted(set(shapes), key=_cost), [part.passes.pool for part in self._parts]
+        # Tokens come first, because they determine the cost of padding.
+        ordered = sorted(set(shapes), key=lambda s: (s.batch * (s.new + s.nodes), s))
+        pools = [part.passes.pool for part in self._parts]
         if len(ordered) > MOST_DECODES:
             raise ValueError(
                 f"{len(ordered)} decodes to capture, and at most {MOST_DECODES} are "
@@ -366,8 +368,3 @@ class DecodeGraph:
         """Results of the last replay on the host, by one copy; this waits for the device."""
         packed = self._output.to("cpu", copy=True)
         return dict(zip(self._like, unpack(packed, list(self._like.values())), strict=True))
-
-
-def _cost(shape: DecodeShape) -> tuple[int, DecodeShape]:
-    """Sort key: tokens first, because they determine the cost of padding."""
-    return shape.batch * (shape.new + shape.nodes), shape

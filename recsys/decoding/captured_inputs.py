@@ -37,7 +37,7 @@ MASKS = 8
 MOST_DECODES = 128  # of a plan; each holds some thousand kernels' arguments on the device
 # Fields of `RowTree`: padding that is not 0, and those with an axis of candidates, not of nodes.
 _FILL = {"tokens": NO_TOKEN, "parents": ROOT, "depth": 1}
-_OF_CANDIDATES = ("places", "symbols", "known", "free")
+_OF_CANDIDATES = ("places", "symbols", "known")
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -134,8 +134,9 @@ class DecodeInputs:
             arrays[f"dead {depth}"] = _padded(dead, batch, min(self.excluded, most), NO_STATE)
         masks = [None] * len(search) if step.allowed is None else step.allowed.masks
         arrays["allowed"] = _padded(self.masks.places(masks), batch)
-        rows = {name: host(getattr(search.rows, name)) for name in _row_fields(search.rows)}
-        if rows:
+        rows: Arrays = {}
+        if search.rows is not None:
+            rows = {name: host(part) for name, part in vars(search.rows).items()}
             moved = self._catalog.states(rows["states"], rows["depth"])
             rows["states"] = np.where(rows["real"], moved, rows["states"])
             rows["symbols"] = self._catalog.symbols(rows["symbols"])
@@ -162,8 +163,7 @@ class DecodeInputs:
         step = Step(trie, Excluded(dead), allowed=allowed)
         rows = None
         if shape.candidates:
-            names = [field.name for field in fields(RowTree)]
-            rows = RowTree(**{n: inputs.get(f"row {n}") for n in names})  # type: ignore[arg-type]
+            rows = RowTree(**{field.name: inputs[f"row {field.name}"] for field in fields(RowTree)})
         return Search(self._model, prompts, step, rows)
 
 
@@ -209,13 +209,6 @@ class MaskTable:
             self._kept[key] = by_id[key], slot
         places = [0 if mask is None else 1 + self._kept[id(mask)][1] for mask in masks]
         return np.array(places, np.int64)[:, None] * self._size
-
-
-def _row_fields(rows: RowTree | None) -> list[str]:
-    """Names of the tensors that a tree of candidates has."""
-    if rows is None:
-        return []
-    return [field.name for field in fields(RowTree) if getattr(rows, field.name) is not None]
 
 
 def _padded(

@@ -9,6 +9,7 @@ compares every causal LM of transformers; `docs/architectures.md` has the result
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
@@ -32,17 +33,13 @@ VERIFIED = frozenset(
 FIXED_POSITIONS = frozenset({"biogpt", "codegen", "ctrl", "gpt2", "gpt_bigcode", "gptj", "opt"})
 
 
-def _softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    return torch.tanh(logits / cap) * cap
-
-
 # How architectures change the output of the LM head: field of the configuration, architectures that
 # use it in this way, computation.
 _AFTER_HEAD: tuple[tuple[str, frozenset[str], Callable[..., torch.Tensor]], ...] = (
     (
         "final_logit_softcapping",
         frozenset({"beam", "gemma2", "gemma3_text", "nanochat", "vaultgemma"}),
-        _softcap,
+        lambda logits, cap: torch.tanh(logits / cap) * cap,
     ),
     (
         "logits_scaling",
@@ -142,15 +139,19 @@ def exact_positions(config: PretrainedConfig) -> int | None:
     last position is not counted. `longrope` chooses anew in every pass.
     """
     limits = [config.max_position_embeddings] if _kind(config) in FIXED_POSITIONS else []
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    for rope in nested or [parameters]:
+    for rope in rotary_embeddings(config):
         kind = rope.get("rope_type", "default")
         if "dynamic" in kind:
             limits.append(config.max_position_embeddings - 1)
         elif kind == "longrope":
             limits.append(rope["original_max_position_embeddings"])
     return min(limits, default=None)
+
+
+def rotary_embeddings(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """Parameters of the rotary embedding, of the model or of each type of its layers."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
 
 
 def _kind(config: PretrainedConfig) -> str:

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
+from recsys.models.architectures import rotary_embeddings
 from recsys.models.cache import CachePool, SlotCache, Storage, whole_blocks
 from recsys.models.tree_forward import TreeModel
 
@@ -315,7 +316,7 @@ class PassGraphs:
             ValueError: a model that reads its positions on the host.
         """
         # transformers.modeling_rope_utils.dynamic_frequency_update branches on the largest position
-        if "dynamic" in _rope_types(model.config):
+        if any(rope.get("rope_type") == "dynamic" for rope in rotary_embeddings(model.config)):
             raise ValueError(
                 "rope_type 'dynamic' waits for the device in every pass, which a graph cannot; "
                 "use the model without graphs"
@@ -444,10 +445,3 @@ def _fill(static: torch.Tensor, values: torch.Tensor) -> None:
         static[:batch, count:] = values[:, -1:]
     if batch < static.shape[0]:
         static[batch:] = static[batch - 1 : batch]
-
-
-def _rope_types(config: PretrainedConfig) -> set[str]:
-    """Types of rotary embedding, of the model or of each type of its layers."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return {value.get("rope_type", "default") for value in nested or [parameters]}
