@@ -25,6 +25,12 @@ class LockedError(RecsysError):
     """Another process uses what only one may use at a time; the text names what it is."""
 
 
+def shown(value: object) -> str:
+    """A value as errors show it, at most 60 characters long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
 class FilterError(RecsysError, ValueError):
     """A filter over item attributes is malformed; the text names the clause and the way out."""
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recsys.constraint import ItemTrie
-from recsys.errors import ItemError
+from recsys.errors import ItemError, shown
 from recsys.live_catalog import FIXED, EpochCatalog, NewItem
 from recsys.vocabulary import Vocabulary
 
@@ -64,14 +64,14 @@ def _check(item: NewItem, number: int, schema: pa.Schema) -> None:
     if not isinstance(item.item_id, str) or not 0 < len(item.item_id) <= MOST_CHARACTERS:
         raise ItemError(
             f"items[{number}]: item_id: want text of 1 to {MOST_CHARACTERS} characters, "
-            f"got {_show(item.item_id)}"
+            f"got {shown(item.item_id)}"
         )
     at = f"item {item.item_id!r}"
     for name in ("title", "text"):
         if not isinstance(getattr(item, name), str):
-            raise ItemError(f"{at}: {name}: want text, got {_show(getattr(item, name))}")
+            raise ItemError(f"{at}: {name}: want text, got {shown(getattr(item, name))}")
     if not isinstance(item.attributes, Mapping):
-        raise ItemError(f"{at}: attributes: want an object, got {_show(item.attributes)}")
+        raise ItemError(f"{at}: attributes: want an object, got {shown(item.attributes)}")
     for name in item.attributes:
         if name in FIXED or name not in schema.names:
             known = ", ".join(n for n in schema.names if n not in FIXED) or "none"
@@ -79,10 +79,10 @@ def _check(item: NewItem, number: int, schema: pa.Schema) -> None:
             if re.search("stock|avail", str(name), re.IGNORECASE):
                 hint = "; whether an item may be recommended is 'available': true or false"
             raise ItemError(
-                f"{at}: attributes: no attribute {_show(name)}; this catalog has {known}{hint}"
+                f"{at}: attributes: no attribute {shown(name)}; this catalog has {known}{hint}"
             )
     if item.like is not None and not isinstance(item.like, str):
-        raise ItemError(f"{at}: like: want the id of an item, got {_show(item.like)}")
+        raise ItemError(f"{at}: like: want the id of an item, got {shown(item.like)}")
     if item.semantic_id is not None and item.like is not None:
         raise ItemError(f"{at}: semantic_id and like: want one of them, got both")
 
@@ -92,12 +92,12 @@ def _check_codes(item: NewItem, sizes: Sequence[int]) -> None:
     if isinstance(codes, np.ndarray):
         codes = codes.tolist()
     if not isinstance(codes, list | tuple) or len(codes) != len(sizes):
-        raise ItemError(f"{at}: want {len(sizes)} codes, got {_show(codes)}")
+        raise ItemError(f"{at}: want {len(sizes)} codes, got {shown(codes)}")
     for level, (code, size) in enumerate(zip(codes, sizes, strict=True), 1):
         whole = isinstance(code, int | np.integer) and not isinstance(code, bool)
         if not whole or not 0 <= code < size:
             raise ItemError(
-                f"{at}: want 0 to {size - 1} at level {level}, got {_show(code)}; the model knows "
+                f"{at}: want 0 to {size - 1} at level {level}, got {shown(code)}; the model knows "
                 "no others"
             )
 
@@ -118,7 +118,7 @@ def _column(values: list[Any], of: pa.DataType, name: str, items: Sequence[NewIt
             wrong = True
         if wrong:
             where = name if name in FIXED else f"attributes.{name}"
-            raise ItemError(f"item {item.item_id!r}: {where}: want {_name(of)}, got {_show(value)}")
+            raise ItemError(f"item {item.item_id!r}: {where}: want {_name(of)}, got {shown(value)}")
     raise ItemError(f"items: {name}: want {_name(of)}")
 
 
@@ -153,11 +153,6 @@ def _name(of: pa.DataType) -> str:
     if pa.types.is_null(of):
         return "nothing, as every item of the bundle has"
     return "text" if pa.types.is_string(of) or pa.types.is_large_string(of) else str(of)
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "…"
 
 
 class Placement:
@@ -226,7 +221,7 @@ class Placement:
             there = self._catalog.find(item.like)
             if there < 0:
                 raise ItemError(
-                    f"item {item.item_id!r}: like: the catalog has no item {_show(item.like)}"
+                    f"item {item.item_id!r}: like: the catalog has no item {shown(item.like)}"
                 )
             codes = _tuple(self._catalog.codes[there])
         if self._coder is not None:

@@ -32,7 +32,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, shown
 from recsys.models.architecture import Architecture, architecture
 from recsys.vocabulary import Vocabulary
 
@@ -178,7 +178,7 @@ def _check_fields(folder: Path, config: Mapping[str, Any]) -> None:
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ArtifactError(
             f"{folder}: not a loadable checkpoint: config.json: model_type: transformers has no "
-            f"causal language model {_shown(kind)}"
+            f"causal language model {shown(kind)}"
         )
     fields = {*CONFIG_MAPPING[kind]().to_dict(), *_OLDER}
     for name, value in config.items():
@@ -203,14 +203,9 @@ def _check_fields(folder: Path, config: Mapping[str, Any]) -> None:
 
 def _refused_field(where: str, name: str, value: Any) -> ArtifactError:
     return ArtifactError(
-        f"{where}: {name}: {_shown(value)} is not allowed, since it may lead outside the folder; "
+        f"{where}: {name}: {shown(value)} is not allowed, since it may lead outside the folder; "
         "export the checkpoint without it, and make the bundle again"
     )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _shapes(folder: Path) -> list[list[int]]:
@@ -282,14 +277,14 @@ def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers and peft: progress bars, and a deprecation warning about peft itself."""
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
             yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()
 
 
