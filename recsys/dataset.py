@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,15 @@ DISLIKED_COLUMNS = pa.schema(
     [(name, pa.string()) for name in PAIR] + [("timestamp", pa.int64()), ("stands", pa.bool_())]
 )
 PIECES_COLUMNS = pa.schema([(name, pa.string()) for name in PAIR] + [("pieces", pa.float32())])
+EVENT_COLUMNS = {
+    "user": np.int32,
+    "item": np.int32,
+    "timestamp": np.int64,
+    "rating": np.float32,
+    "split": np.uint8,
+    "behaviour": np.uint8,
+    "nanosecond": np.int32,
+}
 Targets = Literal["next", "all"]
 
 
@@ -461,37 +470,16 @@ def _read_events(path: Path) -> tuple[Events, Mapping[bytes, bytes]]:
     rows = [pq.read_metadata(file).num_rows for file in files]
     schema = pq.read_schema(files[0])
     metadata: Mapping[bytes, bytes] = schema.metadata or {}
+    absent = set(Events._field_defaults) - set(schema.names)
+    kinds = {name: kind for name, kind in EVENT_COLUMNS.items() if name not in absent}
     if len(files) == 1:
-        return _columns(pq.read_table(files[0])), metadata
-    total = sum(rows)
-    events = Events(
-        np.empty(total, np.int32),
-        np.empty(total, np.int32),
-        np.empty(total, np.int64),
-        np.empty(total, np.float32),
-        np.empty(total, np.uint8),
-        np.empty(total, np.uint8) if "behaviour" in schema.names else None,
-        np.empty(total, np.int32) if "nanosecond" in schema.names else None,
-    )
+        table = pq.read_table(files[0])
+        return Events(**{n: np.asarray(table[n].to_numpy(), k) for n, k in kinds.items()}), metadata
+    events = {name: np.empty(sum(rows), kind) for name, kind in kinds.items()}
     start = 0
     for file, count in zip(files, rows, strict=True):
-        for name, column in _columns(pq.read_table(file))._asdict().items():
-            if column is not None:
-                getattr(events, name)[start : start + count] = column
+        table = pq.read_table(file)
+        for name, column in events.items():
+            column[start : start + count] = table[name].to_numpy()
         start += count
-    return events, metadata
-
-
-def _columns(table: pa.Table) -> Events:
-    def column(name: str, kind: type[Any]) -> NDArray[Any]:
-        return np.asarray(table[name].to_numpy(), kind)
-
-    return Events(
-        column("user", np.int32),
-        column("item", np.int32),
-        column("timestamp", np.int64),
-        column("rating", np.float32),
-        column("split", np.uint8),
-        column("behaviour", np.uint8) if "behaviour" in table.column_names else None,
-        column("nanosecond", np.int32) if "nanosecond" in table.column_names else None,
-    )
+    return Events(**events), metadata
