@@ -155,14 +155,12 @@ class Histories:
         seen = None if self.seen is None else self.seen[events]
         return Histories(offsets, self.items[events], types, seen, hidden)
 
-    @property
-    def only_seen(self) -> Histories:
-        """The same number of sequences with only the items that count as seen."""
-        return self if self.seen is None else self.where(self.seen)
-
     def left_out(self, exclude_seen: bool) -> Histories:
         """What a list must not contain: hidden items and, if wanted, the items that are seen."""
-        seen = self.only_seen if exclude_seen else self.where(np.zeros(len(self.items), np.bool_))
+        if exclude_seen:
+            seen = self if self.seen is None else self.where(self.seen)
+        else:
+            seen = self.where(np.zeros(len(self.items), np.bool_))
         if self.hidden is None:
             return seen
         rows = np.concatenate([seen.rows, self.hidden.rows])

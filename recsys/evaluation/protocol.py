@@ -440,6 +440,10 @@ def _facts(
         trained = events.timestamp[dataset.split == TRAIN]
         tested = events.timestamp[dataset.split == LABELS[config.split]]
         ordered = bool(trained.max(initial=tested.min()) <= tested.min())
+    away: dict[str, int] | None = None
+    if available is not None:  # items that are so now, and the users of the split left out for that
+        missed = ~available[everything.targets.items]
+        away = {"items": int((~available).sum()), "users": int(missed.sum())}
     return {
         "items": len(dataset.item_ids),
         "users": len(events.user_ids),
@@ -455,15 +459,7 @@ def _facts(
         "empty_history_share": round(float((histories.lengths == 0).mean()), 6),
         "train_before_split": ordered,
         "baskets": dataset.baskets,
-        "unavailable": None if available is None else _unavailable(everything, available),
-    }
-
-
-def _unavailable(everything: Examples, available: NDArray[np.bool_]) -> dict[str, int]:
-    """Numbers of items that are unavailable now, and of users of the split left out for that."""
-    return {
-        "items": int(np.count_nonzero(~available)),
-        "users": int(np.count_nonzero(~available[everything.targets.items])),
+        "unavailable": away,
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -36,16 +37,10 @@ _ROWS = 4
 Masks = dict[str, torch.Tensor]
 
 
-def _use_one_thread() -> None:
-    """In a forked child, let torch start no thread: OpenMP would wait for those of the parent.
-
-    They are not copied, so the first large operation would wait for ever, as in a worker of
-    `gunicorn --preload`.
-    """
-    torch.set_num_threads(1)
-
-
-os.register_at_fork(after_in_child=_use_one_thread)
+# In a forked child, torch starts no thread: OpenMP would wait for those of the parent, which are
+# not copied, so the first large operation would wait for ever, as in a worker of
+# `gunicorn --preload`.
+os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 class CapturedPass(Protocol):

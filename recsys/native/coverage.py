@@ -42,7 +42,8 @@ def reason_against_modules(model: Any, covered: frozenset[str]) -> str | None:
         return f"its activation is {activation!r}"
     for module in model.modules():
         kind = type(module)
-        if _is_hooked(module) or "forward" in vars(module):
+        hooks = module._forward_hooks or module._forward_pre_hooks
+        if hooks or "forward" in vars(module):
             return "a module has hooks or a forward of its own"
         own = kind.__module__ == type(model).__module__  # not a class of somebody's own
         known = kind in _PARTS or kind.__name__ == "SiLUActivation"
@@ -73,10 +74,6 @@ def _has_biases_in_part(layer: Any) -> bool:
         if len({part.bias is None for part in parts}) > 1:
             return True
     return False
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _memory() -> int:

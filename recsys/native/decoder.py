@@ -13,6 +13,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -307,8 +308,8 @@ class NativeDecoder:
         size = attention.head_dim
         if hasattr(attention, "qkv_proj"):  # Phi-3 keeps them in one matrix
             sizes = [config.num_attention_heads * size] + 2 * [config.num_key_value_heads * size]
-            q, k, v = (_Part(w) for w in attention.qkv_proj.weight.split(sizes))
-            gate, up = (_Part(w) for w in mlp.gate_up_proj.weight.chunk(2))
+            merged = (attention.qkv_proj.weight.split(sizes), mlp.gate_up_proj.weight.chunk(2))
+            q, k, v, gate, up = (SimpleNamespace(weight=w, bias=None) for ws in merged for w in ws)
         else:
             q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
             gate, up = mlp.gate_proj, mlp.up_proj
@@ -350,15 +351,6 @@ class NativeDecoder:
         values = values.detach().contiguous()
         self._kept.append(values)
         return values.data_ptr()
-
-
-class _Part:
-    """A part of a matrix without a bias."""
-
-    bias = None
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.weight = weight
 
 
 def _struct(name: str, **fields: Any) -> Any:

@@ -197,7 +197,9 @@ class _Rules:
 
         finished = self._finish(beams, texts[:, :K], scores[:, :K], ends[:, :K], states, depth)
         live, on = scores.masked_fill(ends, -torch.inf).topk(K)
-        done = beams.done | self._is_final(live[:, 0], finished.scores[:, -1], depth)
+        # No live beam can replace the worst of the K finished texts.
+        best = live[:, 0] / depth**self.settings.length_penalty
+        done = beams.done | ~(best > finished.scores[:, -1])
         # no constraint looks at the beams of a search that is done
         states = states.gather(1, on).masked_fill(done[:, None], DEAD)
         return _Beams(pick(texts, on), live, parents.gather(1, on), states, finished, done)
@@ -222,11 +224,6 @@ class _Rules:
         lengths = torch.cat([old.lengths, torch.full_like(old.lengths, depth)], dim=1)
         tokens = pick(torch.cat([old.tokens, texts], dim=1), column)
         return _Finished(tokens, lengths.gather(1, column), best, whole.gather(1, column))
-
-    def _is_final(self, live: torch.Tensor, worst: torch.Tensor, depth: int) -> torch.Tensor:
-        """(1,) whether no live beam can replace the worst of the K finished texts."""
-        can: torch.Tensor = live / depth**self.settings.length_penalty > worst
-        return ~can
 
 
 @torch.inference_mode()

@@ -276,19 +276,16 @@ def forced_by_masks(parser: Parser, tokenizer: TextTokenizer) -> bytes:
 
 def _source(grammar: Grammar, tokenizer: TextTokenizer) -> str:
     """The grammar in Lark's syntax, which llguidance reads."""
-    # Without the library's own forcing, which allows a single way to split forced bytes.
-    return f'%llguidance {{"no_forcing": true}}\n{_plain_source(grammar, tokenizer)}'
-
-
-def _plain_source(grammar: Grammar, tokenizer: TextTokenizer) -> str:
+    source = grammar.text
     if grammar.field == "lark":
-        return "\n".join([grammar.text, *_missing(grammar.text, tokenizer)])
-    if grammar.kind == "lark":
-        return grammar.text
-    if grammar.kind == "regex":
-        return f"start: /{regex_to_lark(grammar.text, ASCII)}/"
-    schema = json.loads(grammar.text) | {"x-guidance": {"whitespace_flexible": False}}
-    return f"start: %json {json.dumps(schema, ensure_ascii=False)}"
+        source = "\n".join([source, *_missing(source, tokenizer)])
+    elif grammar.kind == "regex":
+        source = f"start: /{regex_to_lark(source, ASCII)}/"
+    elif grammar.kind == "json_schema":
+        schema = json.loads(source) | {"x-guidance": {"whitespace_flexible": False}}
+        source = f"start: %json {json.dumps(schema, ensure_ascii=False)}"
+    # Without the library's own forcing, which allows a single way to split forced bytes.
+    return f'%llguidance {{"no_forcing": true}}\n{source}'
 
 
 def _missing(text: str, tokenizer: TextTokenizer) -> Iterator[str]:

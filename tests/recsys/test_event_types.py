@@ -110,7 +110,7 @@ def test_every_baseline_leaves_out_what_counts_as_seen_only():
     table = pa.table({"item_id": list("abcd"), "title": list("abcd"), "text": [""] * 4})
     dataset = Dataset(events, label_ends(events.user), table, behaviours=TYPES)
     examples = dataset.examples("test")
-    assert examples.histories.only_seen[0].tolist() == [0, 2]
+    assert examples.histories.left_out(exclude_seen=True)[0].tolist() == [0, 2]
     for ranker in fit_baselines(dataset.interactions.histories, 4).values():
         items, _ = ranker.rank(examples.histories, 4, True)
         assert {0, 2}.isdisjoint(items[0].tolist())
