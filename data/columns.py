@@ -19,6 +19,7 @@ from recsys.data.availability import each
 from recsys.data.cleaning import has_few_names, is_no_id, is_of_items, is_placeholder
 from recsys.data.column_candidates import unknown
 from recsys.data.column_words import (
+    CURRENCY_AT_END,
     EVENT_FIELDS,
     EVENT_WORDS,
     ITEM_WORDS,
@@ -166,7 +167,7 @@ def mapped(sample: Sample, chosen: Chosen, mapping: Mapping[str, str], *, of_ite
             continue
         if name in sample.table.column_names:
             roles[role] = Found(name, "as in the first run")
-        elif kind not in ("nanosecond", "millisecond"):
+        elif kind not in ("nanosecond", "millisecond", "currency"):
             lost.setdefault(kind, name)
     if lost:
         free, flags = free_columns(sample, roles), []
@@ -280,12 +281,15 @@ def _take_fields(sample: Sample, chosen: Chosen, roles: Roles, *, named_items: b
     for role, groups in EVENT_FIELDS.items():
         if role in roles or chosen.get(role) == NO_COLUMN:
             continue
+        price = roles["price"].column if "price" in roles else " EUR"
+        if role == "currency" and CURRENCY_AT_END.search(price):
+            continue
         ranked = candidates.by_name(
             role, groups, sample, roles, lambda name: bool(len(sample.texts(name)))
         )
         if role == "title" and "item" in roles and not any(order == 0 for order, _ in ranked):
             ranked += candidates.titles_under_names_of_items(sample, roles, "item")
-        if "item" in roles and role != "price":  # the price of an item changes
+        if "item" in roles and role not in ("price", "currency"):  # the price of an item changes
             sure = role == "title"  # names such as `Lineitem name`, which variants do not share
             ranked = [
                 (order, n)

@@ -79,7 +79,7 @@ class EventReader:
 
     def __post_init__(self) -> None:
         columns = {r: match.column for r, match in self.roles.items() if r in FIELDS}
-        self.fields = ItemFields(columns)
+        self.fields = ItemFields(columns, self.report, self.config.clean.applies("prices"))
         self.taken_back = TakenBack(self.roles, self.report, self.first.pieces)
 
     @property
@@ -234,6 +234,14 @@ class EventReader:
                 made["user"] = self._or(made["user"], sessions, "sessions_without_user")
         for role in self.fields.columns:
             made[role] = as_strings(column[role], role, path)
+        if "price" in made:
+            nothing = pa.chunked_array([pa.nulls(table.num_rows, pa.string())])
+            made["currency"] = as_strings(column.get("currency", nothing), "currency", path)
+        if "price" in made and "session" in column:  # which the first line of an order may say
+            order = column["session"]
+            same = pc.equal(order, order.take(np.maximum(np.arange(table.num_rows) - 1, 0)))
+            again = pc.and_(is_no_id(made["currency"]), pc.fill_null(same, False))
+            made["currency"] = pc.fill_null_forward(pc.if_else(again, None, made["currency"]))
         if "title" in made:
             made["item"] = self._or_title(made["item"], made["title"])
         if self.first.conditions:

@@ -233,15 +233,11 @@ def unwanted_by_rule(
     found: dict[str, NDArray[np.bool_]] = {}
     unwanted = np.zeros(len(events), bool)
     if config.applies("placeholder_users"):
+        # A number such as 0 may be a person with fewer.
+        most = max(cleaning.NUMBER_FACTOR * usual, cleaning.PLACEHOLDER_SHARE * total)
         for user in many[np.argsort(-events[many])][:1000].tolist():
             name = facts.user_ids[user].as_py()
-            number = (
-                re.fullmatch(cleaning.NUMBERS, name) is not None
-                and events[user] > cleaning.NUMBER_FACTOR * usual
-            )
-            number = (
-                number and events[user] > cleaning.PLACEHOLDER_SHARE * total
-            )  # 0 may be a person
+            number = re.fullmatch(cleaning.NUMBERS, name) is not None and events[user] > most
             unwanted[user] = cleaning.is_placeholder(name) or number
     found["events_of_placeholder_users_dropped"] = unwanted
     if config.bots and not unwanted.all():

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.availability import read_available
+from recsys.data.cleaning import is_no_id
 from recsys.data.column_words import WORDS, pattern
 from recsys.data.texts import NOTHING, each_value
 
@@ -31,7 +32,9 @@ CODE = r"^[+-]?0\d"
 LONG_WHOLE = r"^\d{5,}$"
 ANSWER = r"(?i)^(true|false)$"
 DIGITS = 15  # significant digits that every floating number keeps
-CURRENCY = f"(?i)({WORDS['currencies']})"
+CURRENCY = f"(?i)(?P<currency>{WORDS['currencies']})"
+SIGNS = {sign: codes for sign, *codes in
+         (text.split("=") for text in WORDS["signs_of_currencies"].split())}  # fmt: skip
 THREE_DECIMALS = r"(?i)KWD|BHD|OMR|JOD|TND|IQD|LYD"
 DASHES = r"[.,/](-|\x{2013}|\x{2014})+$"  # in the place of decimals
 BLANKS = rf"[\s\x{{00A0}}\x{{2009}}\x{{202F}}'\x{{2019}}]|{DASHES}"
@@ -111,6 +114,25 @@ def read_numbers(
     )
 
 
+def read_currencies(prices: pa.ChunkedArray, beside: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The currency of each price: its own, or else that beside it; null where there is none.
+
+    >>> columns = [["$9", "$8", "7", "5 zł"], ["CAD", None, "EUR", "EUR"]]
+    >>> read_currencies(*map(pa.chunked_array, zip(columns))).to_pylist()
+    ['CAD', 'USD', 'EUR', 'PLN']
+    """
+    own = pc.struct_field(pc.extract_regex(prices, CURRENCY), "currency")
+    other = pc.if_else(is_no_id(beside), None, beside)
+    names = [pc.utf8_upper(pc.fill_null(texts, "")) for texts in (own, other)]
+
+    def code(pair: str) -> str | None:
+        own, other = pair.split("\x1f")
+        codes = SIGNS.get(own or other, [own or other])
+        return (other if other in codes else codes[0]) or None
+
+    return each_value(pc.binary_join_element_wise(*names, "\x1f"), code, pa.string())
+
+
 def decimal_marks(prices: pa.Array) -> str:
     """The marks that surely stand before decimals: a point, a comma, both, or none.
 
@@ -127,7 +149,7 @@ def decimal_marks(prices: pa.Array) -> str:
 
 def _bare(prices: pa.Array) -> pa.Array:
     """Prices without currencies, which may stand for a mark, as in 12€50, and blanks."""
-    marks = pc.replace_substring_regex(prices, rf"{CURRENCY}\s?(\d\d)$", r",\3")
+    marks = pc.replace_substring_regex(prices, rf"{CURRENCY}\s?(\d\d)$", r",\2")
     prices = pc.if_else(pc.match_substring_regex(prices, r"^\s*\d"), marks, prices)
     return pc.replace_substring_regex(pc.replace_substring_regex(prices, CURRENCY, ""), BLANKS, "")
 

@@ -193,11 +193,9 @@ class ServiceLines:
             shown = (
                 f"{i!r} ({titles.get(i) or i}, {self.shares[i]:.0%} of the orders)" for i in apart
             )
-            said = {
-                "leave": self._setting(*apart),
-                "keep": self._setting(*(f"!{i}" for i in apart)),
-            }
-            self._doubt(sentence("lines_apart", shown=", ".join(shown), **said), stops)
+            leave, keep = self._setting(*apart), self._setting(*(f"!{i}" for i in apart))
+            doubt = sentence("lines_apart", shown=", ".join(shown), leave=leave, keep=keep)
+            self._doubt(doubt, stops)
 
     def _doubt(self, doubt: str, stops: bool) -> None:
         if stops:
