@@ -21,9 +21,8 @@ def list_in_one_object(text: str) -> str | None:
     start = re.match(r'\s*\{(?:\s*"[^"]*"\s*:\s*[^\[{]*?,)*\s*"([^"]+)"\s*:\s*\[\s*\{', text)
     if start is None or "\n{" in text:
         return None
-    return (
-        start[1] if "\n" in text.strip() or re.search(r":\s*\[\s*\{", text[start.end() :]) else None
-    )
+    goes_on = "\n" in text.strip() or re.search(r":\s*\[\s*\{", text[start.end() :])
+    return start[1] if goes_on else None
 
 
 def json_list(path: Path, compression: str | None, name: str | None = None) -> DataError:

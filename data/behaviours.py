@@ -55,18 +55,13 @@ def choose_types(
         said = {"column": column, "numbers": ", ".join(numbers), "example": example}
         raise DataError(sentence("types_are_numbers", **said))
     levels = [_level(name, given.get(name)) for name in names]
-    notes: list[str] = []
-    if "target" in given.values():
-        roles = [
-            given.get(name, "context" if at else "negative")
-            for name, at in zip(names, levels, strict=True)
-        ]
-    else:
+    floor, notes = len(WEIGHTS), list[str]()  # no type is so strong
+    if "target" not in given.values():
         floor, notes = _target_level(names, given, levels, repeated, users)
-        roles = [
-            given.get(name, "negative" if not at else "target" if at >= floor else "context")
-            for name, at in zip(names, levels, strict=True)
-        ]
+    roles = [
+        given.get(name, "negative" if not at else "target" if at >= floor else "context")
+        for name, at in zip(names, levels, strict=True)
+    ]
     if "target" not in roles:
         every = ", ".join(names)
         raise ConfigError(sentence("types_without_target", names=every, first=names[0]))

@@ -323,13 +323,10 @@ class EventTable:
     def _create(self, table: str, kinds: Mapping[str, str]) -> None:
         """Create a table of events; columns that the source does not have take no memory."""
         missing = "{} GENERATED ALWAYS AS (CAST(NULL AS {})) VIRTUAL"
-        self.create(
-            table,
-            **{
-                name: kind if name in self.columns else missing.format(kind, kind)
-                for name, kind in kinds.items()
-            },
-        )
+        made = dict(kinds)
+        for name in kinds.keys() - self.columns:
+            made[name] = missing.format(kinds[name], kinds[name])
+        self.create(table, **made)
 
     def create(self, table: str, **kinds: str) -> None:
         """Create a table with columns of these types."""
@@ -345,9 +342,8 @@ class EventTable:
             for name in rows.column_names
         )
         self._connection.register("rows_to_insert", rows)
-        self._run(
-            f"INSERT INTO {table} BY NAME SELECT {values} FROM rows_to_insert"  # noqa: S608
-        )
+        query = f"SELECT {values} FROM rows_to_insert"  # noqa: S608
+        self._run(f"INSERT INTO {table} BY NAME {query}")
         self._connection.unregister("rows_to_insert")
 
     def with_ids(self, table: str, columns: Iterable[str]) -> pa.RecordBatchReader:

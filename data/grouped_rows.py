@@ -110,10 +110,9 @@ def columns_of_orders(rows: pa.Table) -> OfOrders:
         names = []
         for name, mine in filled.items():
             in_first, in_further = mine[first].mean(), mine[further].mean()
-            if name in states:
-                is_such = in_further <= MOST_FURTHER * in_first
-            else:
-                is_such = in_further <= MOST_FURTHER and in_first > LEAST_FIRST
+            is_state = name in states
+            is_such = in_further <= MOST_FURTHER * (in_first if is_state else 1)
+            is_such = is_such and (is_state or in_first > LEAST_FIRST)
             names += [name] if is_such and in_first and name not in of_items else []
         if not is_full:
             few = first.mean() > 1 - LEAST_BLANK
@@ -335,9 +334,8 @@ def print_pieces_returned(path: str) -> None:
 def _amount(record: dict[str, Any]) -> float:
     """The largest amount in a record, such as the total, without its sign."""
     texts = [str(record[key]) for key in record if not words("amounts").isdisjoint(words_of(key))]
-    return max(
-        (abs(float(text)) for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)), default=0.0
-    )
+    numbers = (abs(float(text)) for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text))
+    return max(numbers, default=0.0)
 
 
 def _pieces_of(record: Any, lines: Sequence[Any], pieces: Any = None) -> Iterator[tuple[Any, Any]]:

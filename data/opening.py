@@ -39,6 +39,9 @@ HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and
 DROPPED_S = 60  # Arrow's thread reads at most one more block
 # ł, ą, ż, ź and ść of Windows-1250 in words, which neither 10m³x nor m³h are.
 POLISH = re.compile(r"(?<!\w)(?![cdk]?m[³¹]\w?\b)[^\W\d]*[a-zà-öø-ÿ][³¹¿Ÿ][a-zà-öø-ÿ]|\bz³\b|œæ")
+# Words with a letter that is not in ASCII, and code pages of texts with few and with many of them.
+WORD = r"[^\s\d,;|\"]*[^\x00-\x7f][^\s\d,;|\"]*"
+LATIN, OTHERS = ("cp1250", "cp850"), ("cp1251", "koi8-r", "cp1253", "gbk", "shift_jis", "euc-kr")
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -94,6 +97,20 @@ class TableFile:
         """The names of the columns without blanks around them."""
         return list(self.renamed) or [name.strip() for name in self.columns]
 
+    def letters(self) -> tuple[str, dict[str, str]]:
+        """A word with letters beyond ASCII as it is read, and as other code pages read it."""
+        text = next(codecs.iterdecode(_blocks(self.path, self.compression), self.encoding))
+        words = [word for word in re.findall(WORD, text[:HEAD]) if len(word) > 3]
+        for word in words:
+            raw, pages = (
+                word.encode(self.encoding),
+                LATIN if re.search("[A-Za-z]", word) else OTHERS,
+            )
+            texts = {page: raw.decode(page, errors="replace") for page in pages}
+            if others := {p: t for p, t in texts.items() if t != word and t.isalpha()}:
+                return word, others
+        return "".join(words[:1]), {}
+
     def with_names(self, names: tuple[str, ...]) -> TableFile:
         """The file, whose first line is a row, with these names of the columns.
 
@@ -118,12 +135,8 @@ class TableFile:
         damage = Damage() if damage is None else damage
         names = dict(zip(self.columns, self.names, strict=True))
         chosen = [raw for raw, name in names.items() if used is None or name in set(used)]
-        reader = {
-            "delimited": self._text,
-            "json": self._json,
-            "parquet": self._parquet,
-            "spreadsheet": self._spreadsheet,
-        }[self.kind]
+        readers = {"delimited": self._text, "json": self._json, "parquet": self._parquet}
+        reader = readers.get(self.kind, self._spreadsheet)
         rows = 0
         # A quote that is opened in the first line, and not closed, encloses rows.
         is_empty = self.has_header and not any("\n" in name for name in self.columns)
@@ -376,7 +389,7 @@ def _parquet_file(path: Path, explode: bool) -> TableFile:
 
 def _json_file(path: Path, encoding: str, compression: str | None, explode: bool) -> TableFile:
     if encoding not in ("utf-8", "ascii"):
-        raise DataError(f"{path}: JSON lines must be in UTF-8; convert the file with iconv")
+        raise DataError(sentence("json_not_in_utf8", path=path, page=encoding.upper()))
     with pa.input_stream(str(path), compression=compression) as stream:
         fields = json_lines.find_fields(json_lines.line_blocks(stream, BLOCK))
     lists = {name: names for name, (_, names) in json_lines.lists_of_records(fields).items()}

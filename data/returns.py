@@ -367,13 +367,10 @@ def _is_kept(state: str) -> bool:
 
 def _says(text: str) -> bool | None:
     answer = True if normalised(text) in RETURN_CODES else plain_answer(text)
-    if answer is None and is_partial(text):
-        return False
-    if answer is None and not IN_FULL.isdisjoint(words_of(text)):
-        return True
-    if answer is None and DATE.match(text) and not is_missing(text):
-        return True
-    return answer
+    if answer is not None or is_partial(text):
+        return answer or False
+    is_full = not IN_FULL.isdisjoint(words_of(text))
+    return True if is_full or (DATE.match(text) and not is_missing(text)) else None
 
 
 def _state(text: str) -> str | None:

@@ -303,12 +303,8 @@ def _of_texts(
             moments = pc.coalesce(moments, parsed)
             if not pc.any(pc.and_(fitting, pc.is_null(moments))).as_py():
                 break
-    if (
-        ends
-        and offset is None
-        and not pc.any(is_date).as_py()
-        and _all_midnight(moments, nanosecond)
-    ):
+    no_dates = ends and offset is None and not pc.any(is_date).as_py()
+    if no_dates and _all_midnight(moments, nanosecond):
         moments, is_date = _next_day(moments), pc.is_valid(moments)
     bare = moments if offset is None else pc.if_else(pc.is_valid(offset), None, moments)
     local = _in_zone(bare, rules.zone, counts)

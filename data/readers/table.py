@@ -197,6 +197,12 @@ def _say_forms(report: Report, files: Sequence[TableFile]) -> None:
             _warn(report, sentence("lines_above", name=file.path.name, lines=lines))
     others = [file for file in files if file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
+    for file in (file for file in others if file.encoding != "utf-16"):
+        shown, pages = file.letters()
+        read = ", ".join(f"{text!r} in {page}" for page, text in pages.items())
+        said = {"page": next(iter(pages), "PAGE"), "path": shlex.quote(str(file.path))}
+        said |= {"name": file.path.name, "encoding": file.encoding, "shown": shown}
+        report.note(sentence("read_as", read=read and f" ({read})", **said))
 
 
 def _as_before(file: TableFile, known: Mapping[str, Any]) -> TableFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from recsys.data.columns import recognise_events
 from recsys.data.files import Damage, read_integer_lines, read_lines
 from recsys.data.item_texts import aligned, read_index, read_item_texts
 from recsys.data.opening import BLOCK, find_tables, open_table
-from recsys.data.raw import RawData, events_table, items_table
+from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.readers import READERS
 from recsys.data.sample import Sample
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
@@ -266,3 +268,25 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         RawData(EVENTS, items_table(["a"], {}, {}, {}))
     with pytest.raises(DataError, match="codes: 1 rows for 2 items"):
         RawData(EVENTS, ITEMS, np.zeros((1, 2), np.int32))
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "read", "shown"),
+    [("Čajník,3", "cp1250", "Èajník", "'Čajník' in cp1250"),
+     ("Чашка,25", "cp1251", "×àøêà", "'Чашка' in cp1251"),
+     ("Чашка,25", "koi8-r", "þÁÛËÁ", "'Чашка' in koi8-r"),
+     ("주전자,4", "euc-kr", "ÁÖÀüÀÚ", "'주전자' in euc-kr"),
+     ("à la Größe,4", "cp1252", "Größe", "'Größe'. If")],
+)  # fmt: skip
+def test_a_word_is_shown_as_code_pages_read_it(tmp_path: Path, text, encoding, read, shown):
+    rows = "".join(f"u{n % 9},p{n % 5},{1_700_000_000 + 9000 * n},{text}\n" for n in range(90))
+    path = tmp_path / "events.csv"
+    path.write_bytes(f"user,item,timestamp,title,size\n{rows}".encode(encoding))
+    note = READERS["table"].read(ReaderConfig(path)).report.notes[0]
+    assert f"events.csv is read as cp1252, such as {read!r}" in note
+    assert shown in note
+    page = note.partition("iconv -f ")[2].partition(" ")[0]
+    command = note.partition("UTF-8: ")[2].replace("COPY", str(tmp_path / "copy.csv"))
+    if page != "PAGE":
+        subprocess.run(command.replace(page, encoding), shell=True, check=True)
+        assert text in (tmp_path / "copy.csv").read_text(encoding="utf-8")
