@@ -23,7 +23,7 @@ from recsys.data.first_rows import FirstRows
 from recsys.data.grouped_rows import LINE, OfOrders, filled_down, number_of_orders, with_lines
 from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import FIELDS, LATEST, ItemCleaner, ItemFields, ids_of_names
-from recsys.data.numbers import read_ratings
+from recsys.data.numbers import of_one_piece, read_currencies, read_ratings
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig, events_table
 from recsys.data.refunds import TakenBack, earlier_states
@@ -245,12 +245,9 @@ class EventReader:
         if "title" in made:
             made["item"] = self._or_title(made["item"], made["title"])
         if self.first.conditions:
-            masks = [
-                pc.match_substring_regex(
-                    pc.fill_null(as_strings(table[name], name, path), ""), pattern
-                )
-                for name, pattern in self.first.conditions
-            ]
+            texts = {n: as_strings(table[n], n, path) for n, _ in self.first.conditions}
+            masks = (pc.match_substring_regex(pc.fill_null(texts[name], ""), pattern)
+                     for name, pattern in self.first.conditions)  # fmt: skip
             made["named"] = reduce(pc.or_, masks)
         if "timestamp" in self.roles:
             times = column["timestamp"]
@@ -287,6 +284,9 @@ class EventReader:
             nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
             odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))
             self.report.add_rows("quantities_unreadable", odd, texts)
+            if self.first.totals and "price" in made:
+                made["currency"] = read_currencies(made["price"], made["currency"])
+                made["price"] = of_one_piece(made["price"], pieces)
             pieces = self.taken_back.pieces_left(pieces, column, path, returned, cancelled)
             returned.append(pc.fill_null(pc.less(pieces, 0), False))
         if "price" in made:  # of lines of returns it is not the price of today

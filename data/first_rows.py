@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,11 +23,12 @@ from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.report import sentence
 from recsys.data.returns import forms_of_pieces, read_pieces
-from recsys.data.sample import SAMPLE_ROWS, Chosen, Roles, Sample, free_columns
+from recsys.data.sample import SAMPLE_ROWS, SURE_SHARE, Chosen, Roles, Sample, free_columns
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
 
 # Roles of which one shows that events are lines of orders; so do events without rating and type.
+FEW_LINES = 5  # with more pieces than others of their items; fewer show nothing
 FEW_ITEMS = 20  # of fewer, one may well be in nearly every order
 ORDERS = frozenset(["session", "quantity", "order_status", "taken_back", "price"])
 Conditions = list[tuple[str, str]]
@@ -44,6 +46,7 @@ class FirstRows:
         without_id: whether an item has a title and no id.
         without_user: whether an order has rows with a user and rows without one.
         pieces: texts that show what marks in numbers of pieces mean (`forms_of_pieces`).
+        totals: whether prices are those of all pieces of a line.
         conditions: (column, pattern) by which the settings name such lines in the events.
     """
 
@@ -52,6 +55,7 @@ class FirstRows:
     prefix: str
     service: service_lines.ServiceLines
     pieces: list[str]
+    totals: bool
     conditions: Conditions
     without_id: bool
     without_user: bool
@@ -124,6 +128,9 @@ def look_at(
     }
     prices = read_numbers(texts["price"], named=True, prices=True) if "price" in texts else None
     pieces = read_pieces(texts["quantity"]) if "quantity" in texts else None
+    totals = known_form.get("totals")
+    if prices and pieces and totals is None and clean.applies("prices"):
+        totals = _are_totals(bought, prices.values, pieces)
     shares = service_lines.order_shares(
         [as_strings(rows[order.column], "order", path) for order in orders],
         bought,
@@ -147,7 +154,20 @@ def look_at(
     service.ask(titles, stops=not config.new_items)  # nobody answers at night
     without_id = "title" in roles and pc.any(is_no_id(cells)).as_py()
     shown = known_form.get("pieces", []) + _pieces(events, roles)
-    return FirstRows(form, nobody, prefix, service, shown, conditions, without_id, without_user)
+    without = (without_id, without_user)
+    return FirstRows(form, nobody, prefix, service, shown, bool(totals), conditions, *without)
+
+
+def _are_totals(items: pa.ChunkedArray, prices: pa.ChunkedArray, pieces: pa.ChunkedArray) -> bool:
+    """Whether nearly all lines of more pieces than others of the item cost as many times more."""
+    numbers = {"price": prices.to_numpy(), "pieces": pieces.to_numpy()}
+    rows = pd.DataFrame({"item": items.to_pandas(), **numbers})
+    rows = rows[(rows["price"] > 0) & (rows["pieces"] > 0)]
+    rows["times"] = rows["pieces"] / rows.groupby("item")["pieces"].transform("min")
+    fewest = rows[rows["times"] == 1].groupby("item")["price"].median()
+    more = rows[rows["times"] > 1]
+    nearer = 2 * more["price"] > more["item"].map(fewest).astype(float) * (1 + more["times"])
+    return len(more) >= FEW_LINES and bool(nearer.mean() >= SURE_SHARE)
 
 
 def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:

@@ -110,9 +110,8 @@ def columns_of_orders(rows: pa.Table) -> OfOrders:
         names = []
         for name, mine in filled.items():
             in_first, in_further = mine[first].mean(), mine[further].mean()
-            is_state = name in states
-            is_such = in_further <= MOST_FURTHER * (in_first if is_state else 1)
-            is_such = is_such and (is_state or in_first > LEAST_FIRST)
+            is_such = in_further <= MOST_FURTHER * (in_first if name in states else 1)
+            is_such = is_such and (name in states or in_first > LEAST_FIRST)
             names += [name] if is_such and in_first and name not in of_items else []
         if not is_full:
             few = first.mean() > 1 - LEAST_BLANK

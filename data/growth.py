@@ -259,13 +259,8 @@ def _with_disliked(dataset: Dataset, before: Dataset, erased: Erased) -> Dataset
     rows = np.setdiff1d(np.arange(before.disliked.table.num_rows), erased.dislikes)
     old = before.disliked.table.take(pa.array(rows))
     events = dataset.interactions
-    chosen = pa.table(
-        {
-            "user_id": events.user_ids[events.user],
-            "item_id": events.item_ids[events.item],
-            "last": events.timestamp,
-        }
-    )
+    ids = events.user_ids[events.user], events.item_ids[events.item]
+    chosen = pa.table([*ids, events.timestamp], [*PAIR, "last"])
     last = chosen.group_by(list(PAIR)).aggregate([("last", "max")])
     joined = old.join(last, list(PAIR), join_type="left outer")
     since = pc.fill_null(pc.greater(joined["last_max"], joined["timestamp"]), False)

@@ -292,12 +292,8 @@ def in_one_currency(
 ) -> pa.ChunkedArray:
     """Whether prices are in the currency of the first run, or else of most, or in none: (n,) bool.
 
-    Args:
-        prices: texts.
-        beside: currencies in a column of their own, null without any.
-        rows: for how many rows each price stands.
-        column: `items.` or `events.` and its name.
-        report: is told of several currencies.
+    Each price stands for some `rows`. The `column` is `items.` or `events.` and its name; the
+    report is told of several currencies.
     """
     codes = read_currencies(prices, beside)
     said = pa.table([codes, rows], ["code", "rows"]).group_by("code", use_threads=False)

@@ -56,13 +56,9 @@ def read_item_texts(path: Path | None) -> dict[int, ItemText]:
         if not isinstance(entry, dict):
             raise DataError(f"{path}: item {key!r}: expected a title and description in a mapping")
         where = f"{path}: item {key!r}"
-        values = {name: plain(entry.get(name), where) for name in ("title", "description", "brand")}
-        texts[number(key, path)] = ItemText(
-            values["title"],
-            values["description"],
-            values["brand"] or None,
-            names(plain(entry.get("categories"), where)),
-        )
+        fields = ("title", "description", "brand", "categories")
+        title, description, brand, paths = (plain(entry.get(name), where) for name in fields)
+        texts[number(key, path)] = ItemText(title, description, brand or None, names(paths))
     return texts
 
 

@@ -133,6 +133,16 @@ def read_currencies(prices: pa.ChunkedArray, beside: pa.ChunkedArray) -> pa.Chun
     return each_value(pc.binary_join_element_wise(*names, "\x1f"), code, pa.string())
 
 
+def of_one_piece(prices: pa.ChunkedArray, pieces: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Prices of all pieces of lines as texts of those of one; what is no price stays."""
+    read = read_numbers(prices, named=True, prices=True)
+    if read is None:
+        return prices
+    each = pc.divide(pc.cast(read.values, pa.float64()), pc.cast(pieces, pa.float64()))
+    texts = each_value(each, "{:.4f}".format, pa.string())
+    return pc.coalesce(texts, pc.if_else(read.bad, prices, None))
+
+
 def decimal_marks(prices: pa.Array) -> str:
     """The marks that surely stand before decimals: a point, a comma, both, or none.
 

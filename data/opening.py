@@ -324,18 +324,8 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         escaped = encoding != "utf-16" and dialect.has_escapes(
             blocks, text, delimiter, len(columns)
         )
-    return TableFile(
-        path,
-        "delimited",
-        tuple(columns),
-        delimiter,
-        encoding,
-        compression,
-        values=values,
-        escaped=escaped,
-        quote=quote,
-        above=above,
-    )
+    made = TableFile(path, "delimited", tuple(columns), delimiter, encoding, compression)
+    return replace(made, values=values, escaped=escaped, quote=quote, above=above)
 
 
 def is_table(file: Path) -> bool:
@@ -405,12 +395,8 @@ def _json_file(path: Path, encoding: str, compression: str | None, explode: bool
 
 
 def _in_text(table: pa.Table) -> pa.Table:
-    return pa.table(
-        {
-            name: column if pa.types.is_nested(column.type) else as_text(column)
-            for name, column in zip(table.column_names, table.columns, strict=True)
-        }
-    )
+    columns = [c if pa.types.is_nested(c.type) else as_text(c) for c in table.columns]
+    return pa.table(columns, table.column_names)
 
 
 def _compression(path: Path) -> str | None:

@@ -188,13 +188,8 @@ def _grown(context: Context, config: DataConfig) -> Path:
     before = Dataset.load(context.parent.dataset)
     rules = replace(_rules(config), min_rating=None, k_core=0)  # items must stay
     cleaning = context.parent.manifest("dataset").info.get("cleaning")
-    made = growth.grow(
-        before,
-        context.workspace.path(growth.KIND),
-        rules,
-        cleaned=cleaning is not None,
-        mapping=(cleaning or {}).get("mapping"),
-    )
+    new, mapping = context.workspace.path(growth.KIND), (cleaning or {}).get("mapping")
+    made = growth.grow(before, new, rules, cleaned=cleaning is not None, mapping=mapping)
     info = {"stats": made.stats, "split": made.split, "decisions": made.decisions}
     with output.write(info) as folder:
         made.dataset.save(folder)

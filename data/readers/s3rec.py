@@ -76,9 +76,8 @@ def read(config: ReaderConfig) -> EventStream:
     }
     codes = None
     if "index" in paths:
-        codes = item_texts.aligned(
-            item_texts.read_index(paths["index"]), numbers - 1, paths["index"]
-        )
+        index = item_texts.read_index(paths["index"])
+        codes = item_texts.aligned(index, numbers - 1, paths["index"])
     return RawData(
         events_table(np.repeat(users, lengths), events),
         item_texts.numbered_items(

@@ -100,6 +100,9 @@ def read(config: ReaderConfig) -> EventStream:
     _report_columns(report, sample, roles, chosen)
     first = look_at(sample, events, roles, items, described, chosen, times, config)
     report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
+    if first.totals:
+        report.note(sentence("totals", name=roles["price"].column, pieces=roles["quantity"].column))
+    report.mapping["totals"] = first.totals
     report.mapping["currencies"] = dict((known or {}).get("currencies", {}))
     reader = EventReader(config, roles, of_file, report, first, IdForms(report), of_orders)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,6 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     ("text", "encoding", "read", "shown"),
     [("Čajník,3", "cp1250", "Èajník", "'Čajník' in cp1250"),
      ("Чашка,25", "cp1251", "×àøêà", "'Чашка' in cp1251"),
-     ("Чашка,25", "koi8-r", "þÁÛËÁ", "'Чашка' in koi8-r"),
      ("주전자,4", "euc-kr", "ÁÖÀüÀÚ", "'주전자' in euc-kr"),
      ("à la Größe,4", "cp1252", "Größe", "'Größe'. If")],
 )  # fmt: skip
@@ -285,8 +285,6 @@ def test_a_word_is_shown_as_code_pages_read_it(tmp_path: Path, text, encoding, r
     note = READERS["table"].read(ReaderConfig(path)).report.notes[0]
     assert f"events.csv is read as cp1252, such as {read!r}" in note
     assert shown in note
-    page = note.partition("iconv -f ")[2].partition(" ")[0]
-    command = note.partition("UTF-8: ")[2].replace("COPY", str(tmp_path / "copy.csv"))
-    if page != "PAGE":
-        subprocess.run(command.replace(page, encoding), shell=True, check=True)
-        assert text in (tmp_path / "copy.csv").read_text(encoding="utf-8")
+    command = re.sub("-f [^ ]+", f"-f {encoding}", note.partition("UTF-8: ")[2])
+    made = subprocess.run(command.partition(" > ")[0], shell=True, check=True, capture_output=True)
+    assert text in made.stdout.decode()
