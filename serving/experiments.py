@@ -269,8 +269,7 @@ class Experiments(SharedState[dict[str, Experiment]]):
         experiments = {}
         for name, fields in stored.get(RUNNING, {}).items():
             try:
-                known = {key: fields["value"][key] for key in fields["value"] if key != "guardrail"}
-                body = ExperimentBody.model_validate(known)  # earlier versions wrote that field
+                body = ExperimentBody.model_validate(fields["value"])
             except ValidationError as error:  # of another version of the service
                 logger.error("experiment %s of the store cannot be read: %s", name, error)
                 continue

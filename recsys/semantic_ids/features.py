@@ -45,11 +45,10 @@ class Features:
         """
         if not {"text", "attributes"} & set(self.blocks):
             return None
-        matrix, column = self.matrix.copy(), 0
-        for name, size in self.blocks.items():
-            if name == "collaborative" and self.predicted is not None:
-                matrix[:, column : column + size] = self.predicted
-            column += size
+        matrix = self.matrix.copy()
+        if self.predicted is not None and "collaborative" in self.blocks:
+            start = sum(self.blocks.get(name, 0) for name in ("text", "attributes"))
+            matrix[:, start : start + self.predicted.shape[1]] = self.predicted
         return matrix
 
 

@@ -77,12 +77,8 @@ def reconstruction_error(
     error = quantizer.reconstruct(codes)
     error -= features
     centred = features - features.mean(axis=0)
-    return round(float(_squares(error) / max(_squares(centred), 1e-12)), 5)
-
-
-def _squares(values: NDArray[np.float32]) -> float:
-    """The sum of the squares, in place of the values."""
-    return float(np.square(values, out=values).sum())
+    unexplained, whole = (float(np.square(v, out=v).sum()) for v in (error, centred))
+    return round(unexplained / max(whole, 1e-12), 5)
 
 
 def compare(

@@ -260,14 +260,6 @@ async def test_names_of_aliases_and_experiments_are_distinct(shop, monkeypatch):
     assert (await client.delete("/v1/aliases/other")).status_code == 204
 
 
-async def test_a_guardrail_that_an_earlier_version_stored_is_left_out(shop):
-    client, service = shop
-    fields = {"id": "1", "value": TWO | {"guardrail": True}, "time_ms": 0, "by": None}
-    change = service.store.state.change
-    await change("experiments", lambda stored: stored.update(experiments={"old": fields}))
-    assert (await client.delete("/v1/experiments/old")).status_code == 204
-
-
 async def test_what_another_version_stored_is_kept_and_not_used(shop):
     client, service = shop
     info = await put(client)
