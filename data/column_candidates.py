@@ -312,9 +312,7 @@ def unknown(
         reason, column = _why_unknown(role, sample, doubts.get(role, []), named)
         reasons.append(reason)
         named[role] = Found(column, "")
-    options = " ".join(
-        f"--column {shlex.quote(f'{role}={named[role].column}')}" for role in missing
-    )
+    options = " ".join(f"--column {shlex.quote(f'{r}={named[r].column}')}" for r in missing)
     settings = ", ".join(f"data.columns.{role}" for role in missing)
     in_file_order = "timestamp" in missing and named["timestamp"].column == FILE_ORDER
     hints = [sentence("in_file_order")] * in_file_order

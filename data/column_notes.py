@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from recsys.data.cleaning import is_no_id, is_of_items
 from recsys.data.column_candidates import clocks_beside_dates
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
 from recsys.data.grouped_rows import print_pieces_returned
+from recsys.data.numbers import CURRENCY, SIGNS, currency_of
 from recsys.data.report import sentence
 from recsys.data.sample import (
     NO_COLUMN,
@@ -32,7 +35,7 @@ from recsys.data.sample import (
     share_of,
 )
 from recsys.data.service_lines import says
-from recsys.data.texts import as_strings, as_text, examples
+from recsys.data.texts import as_strings, as_text, each_value, examples
 from recsys.data.time_formats import find_zones
 from recsys.errors import DataError
 from recsys.event_names import normalised
@@ -358,6 +361,34 @@ def items_below_0(sample: Sample, roles: Roles) -> list[str]:
     return pc.unique(items.filter(only)).to_pylist() if len(others) > len(items) / 2 else []
 
 
+def several_currencies(sample: Sample, roles: Roles) -> list[str]:
+    """A sentence on prices in several currencies, as their texts or a column beside them say.
+
+    A code in the text of a price comes before the column, and that before a sign: `$` has many.
+    """
+    if "price" not in roles or not len(sample.texts(roles["price"].column)):
+        return []
+    name = roles["price"].column
+    prices = _texts(sample, name)
+    own = each_value(prices, currency_of, pa.string())
+    codes = [pc.if_else(pc.match_substring_regex(own, "^[A-Z]{3}$"), own, None)]
+    ends = tuple(words("currency_columns"))
+    named = [n for n in sample.table.column_names if normalised(n).endswith(ends)]
+    named = [n for n in named if len(sample.texts(n))]  # no lists
+    named = [n for n in named if normalised(n) in ends] or named
+    if len(named) == 1 and not re.search(CURRENCY, name):
+        codes.append(each_value(_texts(sample, named[0]), currency_of, pa.string()))
+    said = pc.coalesce(*codes, own).filter(pc.match_substring_regex(prices, r"\d"))
+    counts = Counter(said.drop_null().to_pylist())
+    meant = [SIGNS.get(code, [code]) for code in counts]
+    if not any({*one}.isdisjoint(other) for one, other in combinations(meant, 2)):
+        return []
+    several = ", ".join(f"{code} {count:,}" for code, count in counts.most_common())
+    way_out = "remove the column" if "id" in roles else "--column price=none"
+    shown = {"name": name, "several": several, "rows": sample.table.num_rows}
+    return [sentence("several_currencies", way_out=way_out, **shown)]
+
+
 def items_of(rows: pa.Table, roles: Roles, path: Path) -> pa.ChunkedArray:
     """The item of each row, or its title where it has no id."""
     ids, title = as_strings(rows[roles["item"].column], "item", path), roles.get("title")
@@ -382,9 +413,7 @@ def unread_exclusions(sample: Sample, roles: Roles, chosen: Chosen) -> list[str]
     notes, of_items = [], "id" in roles
     names = words("unavailable") | {"deletedat"}
     states = [roles[role].column for role in roles if re.match("order_status(?! paid)", role)]
-    marks = [
-        roles[role].column for role in roles if re.fullmatch(r"taken_back( \d)?( line)?", role)
-    ]
+    marks = [roles[r].column for r in roles if re.fullmatch(r"taken_back( \d)?( line)?", r)]
     for name in [*free_columns(sample, roles), *states, *marks]:
         key, values = normalised(name), sample.texts(name)
         back = pa.array([], pa.string()) if of_items else returns.values_of_returns(name, values)

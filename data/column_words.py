@@ -16,8 +16,7 @@ T = TypeVar("T")
 _TABLE = tomllib.loads(files("recsys.data").joinpath("words.toml").read_text("utf-8"))
 WORDS: dict[str, str] = _TABLE["words"]
 TIMES: dict[str, list[tuple[str, str]]] = _TABLE["times"]
-# Such as Preis (EUR).
-CURRENCY_AT_END = re.compile(r"(?i)[\W_]+(eur|euro|usd|gbp|chf|pln|sek|dkk|nok|czk)\W*$")
+CURRENCY_AT_END = r"(?i)[\W_]+(eur|euro|usd|gbp|chf|pln|sek|dkk|nok|czk)\W*$"  # Preis (EUR)
 OF = ("", "of", "d", "de", "du", "del", "dela", "della", "dell", "da", "do", "di", "van", "vande",
       "des", "der", "for", "fur", "pour")  # fmt: skip
 SURE_PARTS = 6  # characters of a name that may stand inside a longer one, like `fk_customer_id`

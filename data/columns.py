@@ -19,7 +19,6 @@ from recsys.data.availability import each
 from recsys.data.cleaning import has_few_names, is_no_id, is_of_items, is_placeholder
 from recsys.data.column_candidates import unknown
 from recsys.data.column_words import (
-    CURRENCY_AT_END,
     EVENT_FIELDS,
     EVENT_WORDS,
     ITEM_WORDS,
@@ -91,9 +90,7 @@ def recognise_events(
                 ranked, candidates.unnamed(sample, roles, EVENT_WORDS), sample, known
             )
         if role == "item" and len(ranked) > 1:
-            others = [
-                pair for pair in ranked if not candidates.tells_no_items(sample.texts(pair[1]))
-            ]
+            others = [p for p in ranked if not candidates.tells_no_items(sample.texts(p[1]))]
             ranked = others or ranked
         if role == "item" and ranked and ranked[0][0] == len(EVENT_WORDS["item"]) - 1:
             names = sample.table.column_names
@@ -104,9 +101,7 @@ def recognise_events(
         if role == "item" and known is None:
             ranked = candidates.codes_beside_titles(ranked, sample, roles)
         if role == "session" and "item" in roles:  # `product.name` numbers no order
-            ranked = [
-                (order, n) for order, n in ranked if order < 2 or not is_of_items(sample, roles, n)
-            ]
+            ranked = [(at, n) for at, n in ranked if at < 2 or not is_of_items(sample, roles, n)]
         own = [
             (order, n) for order, n in ranked
             if role != "timestamp" or not (is_of_later(n) or is_of_a_user(n))
@@ -167,7 +162,7 @@ def mapped(sample: Sample, chosen: Chosen, mapping: Mapping[str, str], *, of_ite
             continue
         if name in sample.table.column_names:
             roles[role] = Found(name, "as in the first run")
-        elif kind not in ("nanosecond", "millisecond", "currency"):
+        elif kind not in ("nanosecond", "millisecond"):
             lost.setdefault(kind, name)
     if lost:
         free, flags = free_columns(sample, roles), []
@@ -264,9 +259,7 @@ def recognise_items(
 def _take_short_text(sample: Sample, roles: Roles) -> None:
     """Take the shortest text as the title of items that have no other: often a `description`."""
     taken = [roles.pop("text").column] if "text" in roles else []
-    named = [
-        name for name in free_columns(sample, roles) if rank(name, ITEM_WORDS["text"]) is not None
-    ]
+    named = [n for n in free_columns(sample, roles) if rank(n, ITEM_WORDS["text"]) is not None]
     lengths = {n: pc.mean(pc.utf8_length(sample.texts(n))).as_py() or 0.0 for n in named}
     best = min(lengths, key=lambda name: lengths[name], default=None)
     if best is not None and lengths[best] <= TITLE_LENGTH:
@@ -281,15 +274,12 @@ def _take_fields(sample: Sample, chosen: Chosen, roles: Roles, *, named_items: b
     for role, groups in EVENT_FIELDS.items():
         if role in roles or chosen.get(role) == NO_COLUMN:
             continue
-        price = roles["price"].column if "price" in roles else " EUR"
-        if role == "currency" and CURRENCY_AT_END.search(price):
-            continue
         ranked = candidates.by_name(
             role, groups, sample, roles, lambda name: bool(len(sample.texts(name)))
         )
         if role == "title" and "item" in roles and not any(order == 0 for order, _ in ranked):
             ranked += candidates.titles_under_names_of_items(sample, roles, "item")
-        if "item" in roles and role not in ("price", "currency"):  # the price of an item changes
+        if "item" in roles and role != "price":  # the price of an item changes
             sure = role == "title"  # names such as `Lineitem name`, which variants do not share
             ranked = [
                 (order, n)

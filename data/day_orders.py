@@ -68,9 +68,7 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
                                  for one in (DAY_SECOND, DAY_THIRD))  # fmt: skip
                 return DayOrder(False, None, None, day_second=bool(second and not third))
             continue
-        first, mark, two, end = (
-            pc.struct_field(parts, name) for name in ("one", "mark", "two", "end")
-        )
+        first, mark, two, end = (pc.struct_field(parts, n) for n in ("one", "mark", "two", "end"))
         years, days_of_month = (pc.unique(part).to_pylist() for part in (first, end))
         if len(years) <= FEW_YEARS < MANY_DAYS <= len(days_of_month) and {
             len(text) for text in (*years, *days_of_month)

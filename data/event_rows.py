@@ -23,7 +23,7 @@ from recsys.data.first_rows import FirstRows
 from recsys.data.grouped_rows import LINE, OfOrders, filled_down, number_of_orders, with_lines
 from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import FIELDS, LATEST, ItemCleaner, ItemFields, ids_of_names
-from recsys.data.numbers import of_one_piece, read_currencies, read_ratings
+from recsys.data.numbers import read_ratings
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig, events_table
 from recsys.data.refunds import TakenBack, earlier_states
@@ -79,7 +79,7 @@ class EventReader:
 
     def __post_init__(self) -> None:
         columns = {r: match.column for r, match in self.roles.items() if r in FIELDS}
-        self.fields = ItemFields(columns, self.report, self.config.clean.applies("prices"))
+        self.fields = ItemFields(columns)
         self.taken_back = TakenBack(self.roles, self.report, self.first.pieces)
 
     @property
@@ -234,14 +234,6 @@ class EventReader:
                 made["user"] = self._or(made["user"], sessions, "sessions_without_user")
         for role in self.fields.columns:
             made[role] = as_strings(column[role], role, path)
-        if "price" in made:
-            nothing = pa.chunked_array([pa.nulls(table.num_rows, pa.string())])
-            made["currency"] = as_strings(column.get("currency", nothing), "currency", path)
-        if "price" in made and "session" in column:  # which the first line of an order may say
-            order = column["session"]
-            same = pc.equal(order, order.take(np.maximum(np.arange(table.num_rows) - 1, 0)))
-            again = pc.and_(is_no_id(made["currency"]), pc.fill_null(same, False))
-            made["currency"] = pc.fill_null_forward(pc.if_else(again, None, made["currency"]))
         if "title" in made:
             made["item"] = self._or_title(made["item"], made["title"])
         if self.first.conditions:
@@ -284,9 +276,6 @@ class EventReader:
             nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
             odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))
             self.report.add_rows("quantities_unreadable", odd, texts)
-            if self.first.totals and "price" in made:
-                made["currency"] = read_currencies(made["price"], made["currency"])
-                made["price"] = of_one_piece(made["price"], pieces)
             pieces = self.taken_back.pieces_left(pieces, column, path, returned, cancelled)
             returned.append(pc.fill_null(pc.less(pieces, 0), False))
         if "price" in made:  # of lines of returns it is not the price of today

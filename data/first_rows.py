@@ -27,9 +27,10 @@ from recsys.data.sample import SAMPLE_ROWS, SURE_SHARE, Chosen, Roles, Sample, f
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
 
-# Roles of which one shows that events are lines of orders; so do events without rating and type.
-FEW_LINES = 5  # with more pieces than others of their items; fewer show nothing
+# Lines with more pieces than others of their items, and items of these; fewer show nothing.
+FEW_LINES, FEW_ITEMS_OF_LINES = 5, 3
 FEW_ITEMS = 20  # of fewer, one may well be in nearly every order
+# Roles of which one shows that events are lines of orders; so do events without rating and type.
 ORDERS = frozenset(["session", "quantity", "order_status", "taken_back", "price"])
 Conditions = list[tuple[str, str]]
 
@@ -46,7 +47,7 @@ class FirstRows:
         without_id: whether an item has a title and no id.
         without_user: whether an order has rows with a user and rows without one.
         pieces: texts that show what marks in numbers of pieces mean (`forms_of_pieces`).
-        totals: whether prices are those of all pieces of a line.
+        totals: whether prices of the first run seem to be those of all pieces of a line.
         conditions: (column, pattern) by which the settings name such lines in the events.
     """
 
@@ -128,8 +129,8 @@ def look_at(
     }
     prices = read_numbers(texts["price"], named=True, prices=True) if "price" in texts else None
     pieces = read_pieces(texts["quantity"]) if "quantity" in texts else None
-    totals = known_form.get("totals")
-    if prices and pieces and totals is None and clean.applies("prices"):
+    totals = False
+    if prices is not None and pieces is not None and config.mapping is None:
         totals = _are_totals(bought, prices.values, pieces)
     shares = service_lines.order_shares(
         [as_strings(rows[order.column], "order", path) for order in orders],
@@ -155,7 +156,7 @@ def look_at(
     without_id = "title" in roles and pc.any(is_no_id(cells)).as_py()
     shown = known_form.get("pieces", []) + _pieces(events, roles)
     without = (without_id, without_user)
-    return FirstRows(form, nobody, prefix, service, shown, bool(totals), conditions, *without)
+    return FirstRows(form, nobody, prefix, service, shown, totals, conditions, *without)
 
 
 def _are_totals(items: pa.ChunkedArray, prices: pa.ChunkedArray, pieces: pa.ChunkedArray) -> bool:
@@ -167,7 +168,8 @@ def _are_totals(items: pa.ChunkedArray, prices: pa.ChunkedArray, pieces: pa.Chun
     fewest = rows[rows["times"] == 1].groupby("item")["price"].median()
     more = rows[rows["times"] > 1]
     nearer = 2 * more["price"] > more["item"].map(fewest).astype(float) * (1 + more["times"])
-    return len(more) >= FEW_LINES and bool(nearer.mean() >= SURE_SHARE)
+    enough = len(more) >= FEW_LINES and more["item"].nunique() >= FEW_ITEMS_OF_LINES
+    return enough and bool(nearer.mean() >= SURE_SHARE)
 
 
 def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:
@@ -209,9 +211,7 @@ def _named(
     roles = [mine[role].column for role in ("id", "title") if role in mine]
     found: set[str] = set()
     for batch in items.batches({*roles, *(column for column, _ in conditions)}):
-        ids, *titles = (
-            pc.fill_null(as_strings(batch[column], "id", items.path), "") for column in roles
-        )
+        ids, *titles = (pc.fill_null(as_strings(batch[c], "id", items.path), "") for c in roles)
         for column, pattern in conditions:
             texts = pc.fill_null(as_strings(batch[column], column, items.path), "")
             found.update(ids.filter(pc.match_substring_regex(texts, pattern)).to_pylist())

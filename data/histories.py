@@ -158,10 +158,7 @@ class HistoryCleaner:
         return Cleaned(columns, keep, disliked, rest)
 
     def _signed(
-        self,
-        pieces: NDArray[np.float32],
-        types: NDArray[np.uint8],
-        negative: NDArray[np.bool_],
+        self, pieces: NDArray[np.float32], types: NDArray[np.uint8], negative: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
         """(n,) pieces that each row adds; a dislike, or a return of unknown size, takes all."""
         known = ~np.isnan(pieces)
@@ -299,10 +296,7 @@ def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.
 
 
 def _rest(
-    columns: Columns,
-    keep: NDArray[np.bool_],
-    bought: NDArray[np.bool_],
-    left: NDArray[np.float64],
+    columns: Columns, keep: NDArray[np.bool_], bought: NDArray[np.bool_], left: NDArray[np.float64]
 ) -> Columns:
     """`Cleaned.pieces`: of the pairs with rows to keep, of which `bought` are purchases."""
     rows = pd.DataFrame({n: columns[n] for n in ("user", "item")})

@@ -7,7 +7,6 @@ latest one among equals; its price is the latest one above 0, and 0 only if it h
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -23,7 +22,7 @@ from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, all_of, rank, 
 from recsys.data.day_orders import show_day_first
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
-from recsys.data.numbers import ANSWER, NO_NUMBER, read_currencies, read_numbers
+from recsys.data.numbers import ANSWER, NO_NUMBER, read_numbers
 from recsys.data.report import Report, sentence
 from recsys.data.sample import Roles
 from recsys.data.texts import MISSING, NOTHING, as_strings, as_text, each_value
@@ -85,9 +84,6 @@ class ItemCleaner:
         columns_of_prices = (table[name] for name in table.column_names if self._is_price(name))
         prices = [pc.unique(c).drop_null() for c in columns_of_prices if pa.types.is_string(c.type)]
         self.prices = pa.concat_arrays([self.prices, *prices])
-        self.currencies = pa.chunked_array([pa.nulls(len(ids), pa.string())])
-        if "currency" in self._column:
-            self.currencies = as_strings(table[self._column["currency"]], "currency", self.path)
         taken = {self._column.get(role) for role in ("id", "title", "text", *AVAILABILITY)}
         taken.update(all_of("unavailable", self._column))
         taken.update(all_of("available", self._column))
@@ -191,11 +187,6 @@ class ItemCleaner:
             return {}
         marked = self.config.applies("prices") and pa.types.is_string(kind)
         named = self._is_price(name)
-        if named and self.config.applies("prices"):
-            beside = pc.if_else(bool(CURRENCY_AT_END.search(name)), None, self.currencies)
-            rows = pa.array(np.ones(len(texts), np.int64))
-            is_in = in_one_currency(texts, beside, rows, f"items.{name}", self.report)
-            texts = pc.if_else(is_in, texts, None)
         numbers = read_numbers(texts, named=named, prices=marked, others=self.prices)
         if numbers is not None:
             bad = pc.binary_join_element_wise(name, texts, ": ")
@@ -213,7 +204,7 @@ class ItemCleaner:
     def _is_price(self, name: str) -> bool:
         if name == self._column.get("price"):
             return True
-        return rank(CURRENCY_AT_END.sub("", name), ITEM_WORDS["price"]) in (0, 1)
+        return rank(re.sub(CURRENCY_AT_END, "", name), ITEM_WORDS["price"]) in (0, 1)
 
     def _said(self, texts: pa.ChunkedArray, words: pa.Array) -> pa.ChunkedArray:
         """Texts, null where one of the words says that there is no value."""
@@ -287,32 +278,8 @@ def _paths(text: str) -> list[str]:
     return list(dict.fromkeys(paths)) if paths else [text]
 
 
-def in_one_currency(
-    prices: pa.ChunkedArray, beside: pa.ChunkedArray, rows: pa.Array, column: str, report: Report
-) -> pa.ChunkedArray:
-    """Whether prices are in the currency of the first run, or else of most, or in none: (n,) bool.
-
-    Each price stands for some `rows`. The `column` is `items.` or `events.` and its name; the
-    report is told of several currencies.
-    """
-    codes = read_currencies(prices, beside)
-    said = pa.table([codes, rows], ["code", "rows"]).group_by("code", use_threads=False)
-    sums = said.aggregate([("rows", "sum")]).to_pydict()
-    counts = Counter[str | None](dict(zip(*sums.values(), strict=True)))
-    without = counts.pop(None, 0)
-    known = report.mapping.setdefault("currencies", {})
-    main = known.setdefault(column, counts.most_common(1)[0][0]) if counts else None
-    if counts.keys() - {main}:
-        several = ", ".join(f"{code} {count:,}" for code, count in counts.most_common())
-        several += f", {without:,} without one" * bool(without)
-        name = column.partition(".")[2]
-        report.note(sentence("several_currencies", name=name, several=several, main=main))
-    return pc.fill_null(pc.equal(codes, pa.scalar(main, pa.string())), True)
-
-
 FIELDS = ("title", "price", "category", "brand")
 LATEST = ("price",)  # the others are the most frequent value
-BESIDE_PRICES = ("currency",)
 NEGATIVE = r"^\D*[-\x{2212}(]\D*\d|\d-$"  # prices of lines of returns, 12,90- in those of SAP
 MOST_PARTS = 32  # that wait to be merged
 
@@ -323,30 +290,27 @@ class ItemFields:
 
     Attributes:
         columns: field -> name of its column in the events.
-        report: is told of prices in several currencies.
-        prices: whether those of one are chosen.
         parts: field -> tables with `item`, `value`, `rows` and `last`, the time of the last row.
         rows: events so far, which are times where there are no others.
     """
 
     columns: Mapping[str, str]
-    report: Report
-    prices: bool
     parts: dict[str, list[pa.Table]] = field(default_factory=dict)
     rows: int = 0
 
     def take(self, events: pa.Table) -> pa.Table:
-        """Note the columns named as `FIELDS` and `BESIDE_PRICES`; the events without them."""
+        """Note the columns named as `FIELDS`, and return the events without them."""
         if not self.columns:
             return events
         times = pa.array(np.arange(self.rows, self.rows + events.num_rows))
         if "timestamp" in events.column_names:
             times = events["timestamp"]
         self.rows += events.num_rows
-        more = {"rows": pa.array(np.ones(events.num_rows, np.int64)), "last": times}
         for name in self.columns:
-            beside = {other: events[other] for other in BESIDE_PRICES if name == "price"}
-            part = pa.table({"item": events["item"], "value": events[name]} | beside | more)
+            part = pa.table(
+                [events["item"], events[name], pa.array(np.ones(events.num_rows, np.int64)), times],
+                ["item", "value", "rows", "last"],
+            )
             left_out = is_no_id(part["value"])
             if name in LATEST:
                 left_out = pc.or_(left_out, pc.match_substring_regex(part["value"], NEGATIVE))
@@ -354,7 +318,7 @@ class ItemFields:
             parts.append(_merged(part.filter(pc.invert(left_out))))
             if len(parts) > MOST_PARTS:
                 self.parts[name] = [_merged(pa.concat_tables(parts))]
-        return events.drop_columns([*self.columns, *BESIDE_PRICES * ("price" in self.columns)])
+        return events.drop_columns(list(self.columns))
 
     def texts(self, name: str) -> pa.Array:
         """The distinct values of a field."""
@@ -377,9 +341,6 @@ class ItemFields:
         for name, parts in self.parts.items():
             rows = _merged(pa.concat_tables(parts))
             keys = ["rows", "last"]
-            if name == "price" and self.prices:
-                texts, column = (rows["value"], rows["currency"]), f"events.{self.columns[name]}"
-                rows = rows.filter(in_one_currency(*texts, rows["rows"], column, self.report))
             if name in LATEST:
                 paid = pc.match_substring_regex(rows["value"], "[1-9]")
                 rows = rows.append_column("paid", pc.cast(paid, pa.int8()))
@@ -406,8 +367,7 @@ def ids_of_names(parts: Iterable[pa.Table]) -> pa.Table:
 
 
 def _merged(part: pa.Table) -> pa.Table:
-    """One row for each item and value, also of `BESIDE_PRICES`."""
-    keys = part.column_names[:-2]
-    grouped = part.group_by(keys, use_threads=False)
+    """One row for each item and value."""
+    grouped = part.group_by(["item", "value"], use_threads=False)
     made = grouped.aggregate([("rows", "sum"), ("last", "max")])
-    return made.select([*keys, "rows_sum", "last_max"]).rename_columns(part.column_names)
+    return made.select(["item", "value", "rows_sum", "last_max"]).rename_columns(part.column_names)

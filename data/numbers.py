@@ -8,6 +8,7 @@ column of numbers; the caller counts them. Ratings may be yes and no, and texts 
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -17,7 +18,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.availability import read_available
-from recsys.data.cleaning import is_no_id
 from recsys.data.column_words import WORDS, pattern
 from recsys.data.texts import NOTHING, each_value
 
@@ -32,7 +32,7 @@ CODE = r"^[+-]?0\d"
 LONG_WHOLE = r"^\d{5,}$"
 ANSWER = r"(?i)^(true|false)$"
 DIGITS = 15  # significant digits that every floating number keeps
-CURRENCY = f"(?i)(?P<currency>{WORDS['currencies']})"
+CURRENCY = f"(?i)({WORDS['currencies']})"
 SIGNS = {sign: codes for sign, *codes in
          (text.split("=") for text in WORDS["signs_of_currencies"].split())}  # fmt: skip
 THREE_DECIMALS = r"(?i)KWD|BHD|OMR|JOD|TND|IQD|LYD"
@@ -114,33 +114,23 @@ def read_numbers(
     )
 
 
-def read_currencies(prices: pa.ChunkedArray, beside: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The currency of each price: its own, or else that beside it; null where there is none.
+def currency_of(text: str) -> str | None:
+    """The currency in a price, or in a column beside it; None without one.
 
-    >>> columns = [["$9", "$8", "7", "5 zł"], ["CAD", None, "EUR", "EUR"]]
-    >>> read_currencies(*map(pa.chunked_array, zip(columns))).to_pylist()
-    ['CAD', 'USD', 'EUR', 'PLN']
+    It is a code, or else a sign if this may be of several currencies.
+
+    >>> [currency_of(text) for text in ("CA$ 5 CAD", "5 Euro", "$5", "R$5", "thb", "5")]
+    ['CAD', 'EUR', '$', 'BRL', 'THB', None]
     """
-    own = pc.struct_field(pc.extract_regex(prices, CURRENCY), "currency")
-    other = pc.if_else(is_no_id(beside), None, beside)
-    names = [pc.utf8_upper(pc.fill_null(texts, "")) for texts in (own, other)]
-
-    def code(pair: str) -> str | None:
-        own, other = pair.split("\x1f")
-        codes = SIGNS.get(own or other, [own or other])
-        return (other if other in codes else codes[0]) or None
-
-    return each_value(pc.binary_join_element_wise(*names, "\x1f"), code, pa.string())
-
-
-def of_one_piece(prices: pa.ChunkedArray, pieces: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Prices of all pieces of lines as texts of those of one; what is no price stays."""
-    read = read_numbers(prices, named=True, prices=True)
-    if read is None:
-        return prices
-    each = pc.divide(pc.cast(read.values, pa.float64()), pc.cast(pieces, pa.float64()))
-    texts = each_value(each, "{:.4f}".format, pa.string())
-    return pc.coalesce(texts, pc.if_else(read.bad, prices, None))
+    found = [match[0].upper().strip(".") for match in re.finditer(CURRENCY, text)]
+    if re.fullmatch("[A-Za-z]{3}", text) and text.lower() not in NO_NUMBER:
+        found.append(text.upper())
+    codes = [name for name in found if name.isascii() and name.isalpha() and name not in SIGNS]
+    if not found:
+        return None
+    name = (codes or found)[0]
+    meant = SIGNS.get(name, [name])
+    return meant[0] if len(meant) == 1 else name
 
 
 def decimal_marks(prices: pa.Array) -> str:
@@ -159,7 +149,7 @@ def decimal_marks(prices: pa.Array) -> str:
 
 def _bare(prices: pa.Array) -> pa.Array:
     """Prices without currencies, which may stand for a mark, as in 12€50, and blanks."""
-    marks = pc.replace_substring_regex(prices, rf"{CURRENCY}\s?(\d\d)$", r",\2")
+    marks = pc.replace_substring_regex(prices, rf"{CURRENCY}\s?(\d\d)$", r",\3")
     prices = pc.if_else(pc.match_substring_regex(prices, r"^\s*\d"), marks, prices)
     return pc.replace_substring_regex(pc.replace_substring_regex(prices, CURRENCY, ""), BLANKS, "")
 
@@ -204,9 +194,7 @@ def _few_bad(words: pa.Array, bad: pa.Array, rows: NDArray[np.int64], named: boo
         return False
     positions = np.flatnonzero(strange)
     texts = words.take(pa.array(positions)).to_pylist()
-    unknown = [
-        at for at, text in zip(positions, texts, strict=True) if text.lower() not in NO_NUMBER
-    ]
+    unknown = [at for at, t in zip(positions, texts, strict=True) if t.lower() not in NO_NUMBER]
     share = MOST_BAD_PRICES if named else MOST_BAD
     return int(rows[unknown].sum()) <= share * (numbers + int(rows[unknown].sum()))
 

@@ -105,8 +105,8 @@ class Report:
         mapping: what was decided about the form of the files, for later files of the same form:
             `events` and `items` (role -> column), `unused` (other columns of the events),
             `day_first`, `no_products` (items that are left out), `separator` and
-            `numbers_of_pieces` (`recsys.data.item_cells.ItemCells`), `currencies` of columns of
-            prices, and `negative_rating` (None if no rating is negative) of a source with ratings.
+            `numbers_of_pieces` (`recsys.data.item_cells.ItemCells`), and `negative_rating` (None if
+            no rating is negative) of a source with ratings.
     """
 
     columns: list[dict[str, str]] = field(default_factory=list)

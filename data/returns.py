@@ -210,9 +210,7 @@ def are_codes(texts: pa.ChunkedArray) -> bool:
 
 def share_of_events(texts: pa.ChunkedArray) -> float:
     """The share of values that name an event, such as `purchase`, and nothing else."""
-    known = each(
-        texts, lambda text: level(text) is not None and NO_EVENTS.isdisjoint(words_of(text))
-    )
+    known = each(texts, lambda t: level(t) is not None and NO_EVENTS.isdisjoint(words_of(t)))
     return float(pc.mean(pc.cast(known, pa.float64())).as_py() or 0.0)
 
 
@@ -250,9 +248,7 @@ def strange_states(texts: pa.ChunkedArray) -> list[str]:
 
 def knows_order_status(texts: pa.ChunkedArray) -> bool:
     """Whether most values are known states of orders."""
-    known = each(
-        texts, lambda text: not KEPT.isdisjoint(words_of(text)) or _state(text) is not None
-    )
+    known = each(texts, lambda t: not KEPT.isdisjoint(words_of(t)) or _state(t) is not None)
     return bool(len(texts)) and 2 * pc.sum(known).as_py() >= len(texts)
 
 

@@ -355,10 +355,7 @@ def constant(value: bool, rows: int) -> pa.ChunkedArray:
 
 
 def in_seconds(
-    whole: pa.ChunkedArray,
-    below: pa.ChunkedArray,
-    unit: TimeUnit,
-    counts: Counter[str],
+    whole: pa.ChunkedArray, below: pa.ChunkedArray, unit: TimeUnit, counts: Counter[str]
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     """Seconds and nanoseconds of numbers in a unit, or in units by their sizes (`auto`).
 

@@ -66,9 +66,7 @@ def read(config: raw.ReaderConfig) -> raw.EventStream:
     )
     ids, missing = raw.describe_all(movies, events)
     titles = {movie: title.strip() for movie, (title, _) in movies.items()}
-    genres = {
-        movie: [g for g in listed if g not in NO_GENRE] for movie, (_, listed) in movies.items()
-    }
+    genres = {m: [g for g in listed if g not in NO_GENRE] for m, (_, listed) in movies.items()}
     years = {movie: _YEAR.search(title) for movie, title in titles.items()}
     attributes = {
         "genres": pa.array([genres.get(i, []) for i in ids], pa.list_(pa.string())),

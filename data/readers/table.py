@@ -102,8 +102,6 @@ def read(config: ReaderConfig) -> EventStream:
     report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
     if first.totals:
         report.note(sentence("totals", name=roles["price"].column, pieces=roles["quantity"].column))
-    report.mapping["totals"] = first.totals
-    report.mapping["currencies"] = dict((known or {}).get("currencies", {}))
     reader = EventReader(config, roles, of_file, report, first, IdForms(report), of_orders)
 
     def read_items(match: pa.Table) -> ItemCatalog:
@@ -271,6 +269,7 @@ def _report_columns(report: Report, sample: Sample, roles: Roles, chosen: Chosen
         *column_notes.ignored_availability(sample, chosen, roles),
         *column_notes.unread_exclusions(sample, roles, chosen),
         *column_notes.unread_times(sample, roles),
+        *column_notes.several_currencies(sample, roles),
     ]:
         _warn(report, note)
 

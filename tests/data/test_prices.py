@@ -21,13 +21,6 @@ def lines(head: str, *values, day: int = 0) -> str:
     return table(f"user;item;timestamp;{head}", rows, ";")
 
 
-def night(raw, found, text: str):
-    """What is read of a newer file in the form of the data before."""
-    (raw / "new.csv").write_text(text, encoding="utf-8")
-    known = {"mapping": found.info["cleaning"]["mapping"], "new_items": True}
-    return READERS["table"].read(ReaderConfig(raw / "new.csv", **known)).gather()
-
-
 def other(one: str, two: str):
     """A text with the price of the item, and another text in one of ten lines."""
     return lambda n: one.format(n * 7 % 11 + 9) if n % 10 else two
@@ -35,59 +28,68 @@ def other(one: str, two: str):
 
 @pytest.mark.parametrize(
     ("head", "values", "several"),
-    [("price;currency", [other("{}.50", "4200"), other("EUR", "JPY")], True),
-     ("Preis;Währung", [other("{},50", "4.200"), other("€", "¥")], True),
-     ("price;order currency", [other("{}.50", "99.00"), other("EUR", "THB")], True),
-     ("unit price", [other("{},50 EUR", "$9.90")], True),
-     ("order id;currency;price",  # as in Shopify, the first line of an order says it
-      [lambda n: f"#{n // 2}", lambda n: "" if n % 2 else ["JPY", "EUR"][n % 20 > 0],
-       lambda n: 4200 if n % 20 < 2 else PRICES[n % 11]], True),
-     ("price;Currency", [other("${}.50", "$99.00"), other("CAD", "USD")], True),
-     ("price;currency", [other("{}.50", "9.50"), other("EUR", "EUR")], False),
-     ("price_usd;currency", [other("{}.50", "9.50"), other("USD", "CAD")], False),
-     ("price", [other("{},50 €", "9,50 EUR")], False),
-     ("price;currency", [other("{}.50", "9.50"), other("EUR", "n/a")], False)],
+    [("price;currency", ["{}.50", "4200", "EUR", "JPY"], "EUR 162, JPY 18"),
+     ("Preis;Währung", ["{},50", "4.200", "€", "¥"], "EUR 162, ¥ 18"),
+     ("price;order currency", ["{}.50", "99.00", "EUR", "THB"], "EUR 162, THB 18"),
+     ("price;Currency", ["${}.50", "$99.00", "CAD", "USD"], "CAD 162, USD 18"),
+     ("price;price.currency;currency", ["{}", "9", "EUR", "JPY", "EUR", "EUR"], None),
+     ("unit price", ["{},50 EUR", "$9.90"], "EUR 162, $ 18"),
+     ("price", ["US$ {}.50 USD", "CA$ 9.50 CAD"], "USD 162, CAD 18"),
+     ("price;currency", ["${}.50", "9.50", "", "SGD"], None),
+     ("price", ["{} kr", "9 SEK"], None),
+     ("price", ["{},50 €", "9,50 EUR"], None),
+     ("price;currency", ["{}.50", "9.50", "eur", "Euro"], None),
+     ("price;currency", ["{}.50", "9.50", "EUR", "n/a"], None),
+     ("price;currency", ["{}.50", "", "EUR", "JPY"], None),
+     ("price_usd;currency", ["{}.50", "9.50", "USD", "CAD"], None)],
 )  # fmt: skip
-def test_prices_are_read_in_one_currency(shop, head, values, several):
+def test_several_currencies_are_told_and_prices_read_as_they_are(shop, head, values, several):
+    columns = [other(*pair) for pair in zip(values[::2], values[1::2], strict=True)]
+    found = shop(lines(head, *columns))
+    told = re.findall(r"several currencies \((.*) in the first 180 rows\)", found.notes)
+    assert told == ([several] if several else [])
+    assert None not in found.values("price")
+    assert "currency" not in found.roles
+
+
+def test_prices_of_several_currencies_are_read_and_left_out_as_the_note_says(shop, raw):
+    head, values = "price;currency", (lambda n: n + 1, other("EUR", "JPY"))
     found = shop(lines(head, *values))
-    assert found.values("price") == PRICES if several else None not in found.values("price")
-    assert bool(re.search(r"several currencies \(... 162, ... 18\)", found.notes)) is several
+    assert max(found.values("price")) == 180
+    role, name = re.search(r"--column (\w+)=(\w+)", found.notes).groups()
+    without = shop(lines(head, *values), columns={role: name})
+    assert "price" not in without.data.items.column_names
+    assert "currencies" not in without.notes
+    (raw / "new.csv").write_text(lines(head, *values, day=9), encoding="utf-8")
+    assert len(without.night(raw / "new.csv", named={role: name})) == 180
 
 
-def test_prices_of_the_items_file_are_in_one_currency(shop):
+def test_several_currencies_of_the_items_file_are_told(shop):
     rows = [("p0", "1.50", "EUR"), ("p1", "2.50", "EUR"), ("p2", "4200", "JPY"), ("p3", "3", "EUR")]
-    items = table("id,price,currency", rows)
-    found = shop(items=items)
-    assert found.values("price") == [1.5, 2.5, None, 3]
-    assert shop(items=items, clean={"skip": ["prices"]}).values("price") == [1.5, 2.5, 4200, 3]
+    found = shop(items=table("id,price,currency", rows))
+    assert found.values("price") == [1.5, 2.5, 4200, 3]
+    assert found.values("currency") == ["EUR", "EUR", "JPY", "EUR"]
+    assert "(EUR 3, JPY 1 in the first 4 rows)" in found.notes
 
 
-def test_the_night_reads_prices_of_the_currency_of_the_first_run(shop, raw):
-    found = shop(lines("price;currency", other("{}.50", "4200"), other("EUR", "JPY")))
-    prices = lambda n: n if n % 10 == 0 else 4200  # noqa: E731
-    new = night(raw, found, lines("price;currency", prices, other("JPY", "EUR"), day=9))
-    assert max(new.items["price"].to_pylist()) < 4200
-    assert "(JPY 162, EUR 18). Those in EUR" in new.report.notes[0]
+def test_prices_that_grow_with_the_pieces_are_told(shop, raw):
+    """As in Amazon's reports of orders; more pieces may be a little cheaper."""
+    total = lambda n: PRICES[n % 11] * (1 + n // 11 % 3 * 0.9)  # noqa: E731
+    text = lines("quantity;price", lambda n: 1 + n // 11 % 3, lambda n: f"{total(n):.2f} €")
+    found = shop(text)
+    assert "Prices of 'price' grow with 'quantity'" in found.notes
+    assert max(found.values("price")) == pytest.approx(max(map(total, range(169, 180))), abs=0.01)
+    assert "grow with" not in shop(text, columns={"price": "none"}).notes
+    (raw / "new.csv").write_text(text, encoding="utf-8")
+    config = ReaderConfig(raw / "new.csv", mapping=found.info["cleaning"]["mapping"])
+    assert "grow with" not in "".join(READERS["table"].read(config).report.notes)
 
 
 @pytest.mark.parametrize(
-    ("form", "fewest", "least"), [("{:.2f}", 1, 0.9), ("{:.2f} €", 2, 0.9), ("${:.2f}", 2, 1)]
-)
-def test_prices_of_all_pieces_of_a_line_are_divided(shop, raw, form, fewest, least):
-    """As in Amazon's reports of orders; more pieces may be a little cheaper."""
-    pieces = lambda n: fewest * (1 + (n // 11) % 3)  # noqa: E731
-    cheaper = lambda n: 1 if pieces(n) == fewest else least  # noqa: E731
-    total = lambda n: form.format(PRICES[n % 11] * pieces(n) * cheaper(n))  # noqa: E731
-    found = shop(lines("quantity;item-price", pieces, total))
-    prices = zip(found.values("price"), PRICES, strict=True)
-    assert all(least * right - 0.01 <= price <= right for price, right in prices)
-    assert "Prices of 'item-price' grow with 'quantity'" in found.notes
-    new = night(raw, found, lines("quantity;item-price", pieces, total, day=9))
-    assert new.items["price"].to_pylist() == found.values("price")
-
-
-@pytest.mark.parametrize("pieces", [lambda n: 1, lambda n: 1 + n // 11 % 3, lambda n: 1 + n % 11])
-def test_prices_of_one_piece_stay(shop, pieces):
-    found = shop(lines("qty;item price", pieces, lambda n: PRICES[n % 11]))
-    assert found.values("price") == PRICES
-    assert "grow with" not in found.notes
+    ("pieces", "price"),
+    [(lambda n: 1, lambda n: PRICES[n % 11]), (lambda n: 1 + n // 11 % 3, lambda n: PRICES[n % 11]),
+     (lambda n: 2 if n > 90 and n % 11 == 3 else 1, lambda n: 20 if n > 90 and n % 11 == 3 else 9)],
+)  # fmt: skip
+def test_prices_of_one_piece_are_read_without_a_word(shop, pieces, price):
+    """Of one item, the price rose when more pieces of it were bought."""
+    assert "grow with" not in shop(lines("qty;item price", pieces, price)).notes
