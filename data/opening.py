@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
+import shlex
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,8 +40,9 @@ HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and
 DROPPED_S = 60  # Arrow's thread reads at most one more block
 # ł, ą, ż, ź and ść of Windows-1250 in words, which neither 10m³x nor m³h are.
 POLISH = re.compile(r"(?<!\w)(?![cdk]?m[³¹]\w?\b)[^\W\d]*[a-zà-öø-ÿ][³¹¿Ÿ][a-zà-öø-ÿ]|\bz³\b|œæ")
-# Words with a letter that is not in ASCII, and code pages of texts with few and with many of them.
-WORD = r"[^\s\d,;|\"]*[^\x00-\x7f][^\s\d,;|\"]*"
+BETWEEN_WORDS = r"[\s\d,;|\"]+"
+LONGEST_WORD = 40
+# Code pages of texts with few and with many letters beyond ASCII.
 LATIN, OTHERS = ("cp1250", "cp850"), ("cp1251", "koi8-r", "cp1253", "gbk", "shift_jis", "euc-kr")
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
@@ -100,12 +102,11 @@ class TableFile:
     def letters(self) -> tuple[str, dict[str, str]]:
         """A word with letters beyond ASCII as it is read, and as other code pages read it."""
         text = next(codecs.iterdecode(_blocks(self.path, self.compression), self.encoding))
-        words = [word for word in re.findall(WORD, text[:HEAD]) if len(word) > 3]
+        words = [word for word in re.split(BETWEEN_WORDS, text[:HEAD])
+                 if not word.isascii() and 3 < len(word) <= LONGEST_WORD]  # fmt: skip
         for word in words:
-            raw, pages = (
-                word.encode(self.encoding),
-                LATIN if re.search("[A-Za-z]", word) else OTHERS,
-            )
+            pages = LATIN if re.search("[A-Za-z]", word) else OTHERS
+            raw = word.encode(self.encoding)
             texts = {page: raw.decode(page, errors="replace") for page in pages}
             if others := {p: t for p, t in texts.items() if t != word and t.isalpha()}:
                 return word, others
@@ -210,8 +211,7 @@ class TableFile:
                 invalid_row_handler=skip,
             ),
             pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(columns, pa.string()),
-                include_columns=columns,
+                column_types=dict.fromkeys(columns, pa.string()), include_columns=columns
             ),
         )
         positions = [position for position, name in enumerate(self.columns) if name in chosen]
@@ -379,7 +379,8 @@ def _parquet_file(path: Path, explode: bool) -> TableFile:
 
 def _json_file(path: Path, encoding: str, compression: str | None, explode: bool) -> TableFile:
     if encoding not in ("utf-8", "ascii"):
-        raise DataError(sentence("json_not_in_utf8", path=path, page=encoding.upper()))
+        command = command_to_utf8(path, compression, encoding.upper())
+        raise DataError(sentence("json_not_in_utf8", path=path, command=command))
     with pa.input_stream(str(path), compression=compression) as stream:
         fields = json_lines.find_fields(json_lines.line_blocks(stream, BLOCK))
     lists = {name: names for name, (_, names) in json_lines.lists_of_records(fields).items()}
@@ -407,12 +408,22 @@ def _compression(path: Path) -> str | None:
     return "gzip" if zipped else named.get(path.suffix)
 
 
+def command_to_utf8(path: Path, compression: str | None, page: str) -> str:
+    """The shell command that writes a copy of a file in UTF-8."""
+    convert, name = f"iconv -f {page} -t UTF-8", shlex.quote(str(path))
+    if compression is None:
+        return f"{convert} {name} > COPY"
+    unpack = {"gzip": "zcat", "bz2": "bzcat", "zstd": "zstdcat", "lz4": "lz4cat"}
+    return f"{unpack[compression]} < {name} | {convert} > COPY"
+
+
 def _encoding(path: Path, head: bytes, compression: str | None) -> str:
     """UTF-16 by its mark, UTF-8 if it is valid, Windows-1250 for Polish, else Windows-1252."""
     if head.startswith(MARKS):
         return "utf-16"
     if head.count(0) > MAX_NULS * len(head):
-        raise DataError(sentence("many_zero_bytes", path=path))
+        command = command_to_utf8(path, compression, "UTF-16LE")
+        raise DataError(sentence("many_zero_bytes", path=path, command=command))
     polish = 0
     for encoding in ("utf-8", "cp1252", "cp1250"):
         try:
@@ -425,7 +436,8 @@ def _encoding(path: Path, head: bytes, compression: str | None) -> str:
         if encoding != "utf-8":
             _check_mixed(path, compression)
         return encoding
-    raise DataError(sentence("unknown_encoding", path=path))
+    command = command_to_utf8(path, compression, "PAGE")
+    raise DataError(sentence("unknown_encoding", path=path, command=command))
 
 
 def _check_mixed(path: Path, compression: str | None) -> None:

@@ -33,7 +33,7 @@ from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner, ItemFields
 from recsys.data.layouts import refuse_other_lines, refuse_wide_orders, refuse_without_header
 from recsys.data.numbers import has_unrated
-from recsys.data.opening import TableFile, find_tables, open_table
+from recsys.data.opening import TableFile, command_to_utf8, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.refunds import refunds
 from recsys.data.report import Report, sentence
@@ -201,9 +201,10 @@ def _say_forms(report: Report, files: Sequence[TableFile]) -> None:
     for file in (file for file in others if file.encoding != "utf-16"):
         shown, pages = file.letters()
         read = ", ".join(f"{text!r} in {page}" for page, text in pages.items())
-        said = {"page": next(iter(pages), "PAGE"), "path": shlex.quote(str(file.path))}
-        said |= {"name": file.path.name, "encoding": file.encoding, "shown": shown}
-        report.note(sentence("read_as", read=read and f" ({read})", **said))
+        command = command_to_utf8(file.path, file.compression, next(iter(pages), "PAGE"))
+        said = {"name": file.path.name, "encoding": file.encoding, "command": command}
+        said |= {"shown": shown and f", such as {shown!r}", "read": read and f" ({read})"}
+        report.note(sentence("read_as", **said))
 
 
 def _as_before(file: TableFile, known: Mapping[str, Any]) -> TableFile:
