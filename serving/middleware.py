@@ -71,9 +71,10 @@ class Guard:
         """Accept the keys of the settings (none: every client), with a limit for each client."""
         self.metrics = metrics
         self.keys = None if settings.keys is None else Keyring(settings.keys)
-        self.limit: RateLimit | None = None
+        self.limits: tuple[RateLimit, ...] = ()  # of addresses, however many, and of keys
         if settings.rate_limit is not None:
-            self.limit = RateLimit(settings.rate_limit, settings.rate_burst)
+            about = settings.rate_limit, settings.rate_burst
+            self.limits = RateLimit(*about), RateLimit(*about)
         self.hosts = settings.hosts
 
     def check(self, scope: AsgiScope, headers: Headers) -> None:
@@ -104,9 +105,9 @@ class Guard:
         key = None if self.keys is None or shown is None else self.keys.find(shown)
         if key is not None:
             scope["state"]["key"] = key.name
-        address, _ = scope.get("client") or ("unknown", 0)
-        client = address if key is None else f"key {key.name}"
-        if (limit := self.limit) is not None:
+        client = _address(scope) if key is None else key.name
+        if self.limits:
+            limit = self.limits[key is not None]
             self._refuse(limit.take(client))
             scope["state"]["charge"] = lambda work: self._refuse(limit.charge(client, work))
         if self.keys is None:
@@ -368,3 +369,10 @@ def _check_encoding(scope: AsgiScope) -> None:
                 f"The {part} has %{bytes_in_hex}, which is not UTF-8; write ü as %C3%BC, for "
                 "example.",
             ) from None
+
+
+def _address(scope: AsgiScope) -> str:
+    """The client's address, of a fixed length whatever `X-Forwarded-For` says."""
+    with suppress(TypeError, ValueError):
+        return str(ipaddress.ip_address(scope["client"][0]))
+    return "unknown"

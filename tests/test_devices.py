@@ -377,7 +377,9 @@ def answers(recommender):
     return found
 
 
-@pytest.mark.parametrize(("mode", "capture"), [("beam", "decodes"), ("draft", "passes")])
+@pytest.mark.parametrize(
+    ("mode", "capture"), [("beam", "decodes"), ("draft", "passes"), ("exhaustive", "passes")]
+)
 def test_a_recommender_gives_the_answers_of_the_cpu(road, claimed_gpu, mode, capture):
     bundle, options = road[0].bundle, {"dtype": "float64", "mode": mode, "max_batch": 1}
     expected = answers(Recommender.load(bundle, **options))

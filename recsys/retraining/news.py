@@ -206,7 +206,8 @@ def _validation_start(before: Dataset, times: Any, test: int, window: float) -> 
     trained = before.interactions.timestamp[before.split == TRAIN]
     least = int(trained.max(initial=0)) + 1  # with a split by time, before all of `held`
     both = np.sort(np.concatenate([held[held >= least], times[times < test]]))
-    return int(min([start, *both[-VALIDATION:][:1]]))  # the first of the latest `VALIDATION`
+    latest = both[-VALIDATION:]
+    return min(start, int(latest[0])) if len(latest) else start
 
 
 def _read(
@@ -398,8 +399,13 @@ def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
         row = {**added.completed(item).attributes}
         rows.append(row | {"item_id": item.item_id, "title": item.title, "text": item.text})
     known = {field.name: field for field in (*growth.STANDING, *schema)}
-    table = pa.Table.from_pylist(rows, schema=pa.schema(list(known.values())))
-    return growth.conform(table, schema)
+    tables = [(of_items := pa.schema(list(known.values()))).empty_table()]
+    for row in rows:
+        try:
+            tables.append(pa.Table.from_pylist([row], schema=of_items))
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:  # the service leaves it out, too
+            say(escape(f"item {row['item_id']!r} of the service is left out: {error}"))
+    return growth.conform(pa.concat_tables(tables).combine_chunks(), schema)
 
 
 def settings_of_data(champion: Workspace) -> dict[str, Any]:

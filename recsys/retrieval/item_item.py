@@ -109,7 +109,7 @@ class ItemItem:
 
     @classmethod
     def of(cls, weights: sparse.csr_array, decay: float) -> ItemItem:
-        """The model with these weights, in float32 and without zeros."""
+        """The model with these weights, in float32 and without zeros, which they lose."""
         weights = sparse.csr_array(weights).astype(np.float32, copy=False)
         weights.eliminate_zeros()
         return cls(weights, decay)

@@ -69,8 +69,11 @@ def assert_ranked(found, scores):
 
 @given(histories)
 def test_item_knn_equals_its_dense_twin(trained):
-    weights = item_knn(trained, ITEMS).weights.toarray()
-    assert weights == pytest.approx(dense_cosine(trained), rel=1e-5)
+    for at_a_time in (3, ITEMS):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("recsys.evaluation.baselines.ITEMS_AT_A_TIME", at_a_time)
+            weights = item_knn(trained, ITEMS).weights.toarray()
+        assert weights == pytest.approx(dense_cosine(trained), rel=1e-5)
 
 
 rules = st.builds(

@@ -536,7 +536,7 @@ def test_memory_is_that_of_a_fresh_load_after_any_changes():
 
     hot, there = Epochs(bundle), {}
     hot._rested = float("-inf")
-    for number in range(400):
+    for number in range(1_000):
         some = rng.sample(names, 20)
         if number % 3:
             items = [random_item(rng, name) for name in some]

@@ -15,6 +15,7 @@ from recsys.semantic_ids.quantizer import decode, residual_codes
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE, _residual_vq, losses
 from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
+from recsys.semantic_ids.words import unit_rows
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -185,9 +186,13 @@ def test_a_time_limit_is_shared_by_training_and_both_k_means(monkeypatch):
     assert limits == [4.0, 2.0, None, None]
 
 
-def test_latents_of_many_rows_are_computed_a_part_at_a_time(monkeypatch):
+def test_what_is_made_of_many_rows_is_computed_a_part_at_a_time(monkeypatch):
     features = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
     fitted = RQVAE.fit(features, [4, 4], TestRQVAE.config)
-    whole = fitted.latents(features)
-    monkeypatch.setattr("recsys.semantic_ids.rqvae.ROWS_AT_A_TIME", 7)
-    np.testing.assert_allclose(fitted.latents(features), whole, rtol=1e-5, atol=1e-6)
+    codes = fitted.encode(features)
+    whole = fitted.latents(features), fitted.reconstruct(codes), unit_rows(features)
+    for module in ("rqvae", "words"):
+        monkeypatch.setattr(f"recsys.semantic_ids.{module}.ROWS_AT_A_TIME", 7)
+    parts = fitted.latents(features), fitted.reconstruct(codes), unit_rows(features)
+    for part, right in zip(parts, whole, strict=True):
+        np.testing.assert_allclose(part, right, rtol=1e-5, atol=1e-6)

@@ -1,11 +1,12 @@
 import asyncio
+from functools import partial
 from urllib.parse import quote
 
 import pytest
 from starlette.datastructures import Headers
 
 from recsys.errors import ConfigError
-from recsys.serving import auth
+from recsys.serving import auth, middleware
 from recsys.serving.errors import ProblemError
 from recsys.serving.limits import RateLimit
 from recsys.serving.middleware import BODIES, BodyLimit
@@ -73,6 +74,25 @@ async def test_each_key_has_a_bucket_of_its_own(settings, recommender, running, 
         assert without == [401] * 20 + [429]  # by its address
         response = await client.get("/health/live", headers=made["one"])
         assert response.status_code == 200
+
+
+async def test_no_number_of_addresses_gives_a_key_a_new_bucket(
+    settings, recommender, running, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(middleware, "RateLimit", partial(RateLimit, clients=1))
+    header = {"Authorization": f"Bearer {auth.create(tmp_path / 'keys.json', 'one', 'read')}"}
+    update = {"keys": tmp_path / "keys.json", "rate_limit": 1e-3, "rate_burst": 1}
+    async with running(settings.model_copy(update=update), recommender=recommender) as (client, _):
+        asked = [
+            (await client.get("/v1/models", headers=h)).status_code for h in (header, {}, header)
+        ]
+    assert asked == [200, 401, 429]
+
+
+@pytest.mark.parametrize("client", [("key one", 0), ("x" * 9999, 0), None])
+def test_what_is_no_address_is_unknown(client):
+    assert middleware._address({"client": client}) == "unknown"
+    assert middleware._address({"client": ("::1", 5)}) == "::1"
 
 
 async def test_targets_and_headers_are_limited(client):

@@ -29,7 +29,7 @@ from recsys.errors import DataError
 from recsys.fitting import table_sections
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
-from recsys.retraining import Sources, retrain, versions
+from recsys.retraining import Sources, news, retrain, versions
 from recsys.retraining.news import gone
 from recsys.serving.client import Client, ServiceError
 from recsys.serving.schemas.events import UserHistory
@@ -223,6 +223,22 @@ def test_a_version_names_its_parents_and_its_verdict(judged):
     assert json.loads(line)["step"] == "judged"
     assert "what is served has seen" in (outcome.report / "report.html").read_text()
     assert parent["kind"] == "bundle"
+
+
+def test_items_that_do_not_fit_the_data_are_left_out_as_the_service_does(capsys):
+    items = pa.table({"item_id": ["A"], "title": ["a"], "text": [""], "brand": ["Acme"]})
+    added = [{"op": "upsert", "item_id": name, "title": "t", "text": "", "attributes": {"brand": b}}
+             for name, b in (("B", "Bolt"), ("C", 7))]  # fmt: skip
+
+    async def read(_, place):
+        return [(n, record) for n, record in enumerate(added, 1) if n > place]
+
+    store = SimpleNamespace(journal=SimpleNamespace(read=read))
+    found = news._live_items(
+        store, SimpleNamespace(catalog=SimpleNamespace(items=items)), items.schema
+    )
+    assert found["item_id"].to_pylist() == ["B"]
+    assert "item 'C' of the service is left out" in capsys.readouterr().err
 
 
 def test_artifacts_have_the_files_and_fields_of_the_surfaces(judged):
