@@ -288,6 +288,7 @@ def test_a_rule_that_would_remove_much_stops_and_asks(run: Run, raw: Path, case:
     ("text", "said"),
     [
         ("SHIPPING", "sure"), ("Standard shipping", "sure"), ("Versandkostenpauschale", "sure"),
+        ("Frachtkostenanteil", "sure"), ("Transportkosten", "sure"), ("Kranentladung", "weak"),
         ("Frais de port", "sure"), ("Gastos de envío", "sure"), ("Spedizione express", "sure"),
         ("Verzendkosten", "sure"), ("Rabatt", "sure"), ("Adjust bad debt", "sure"),
         ("Nachnahmegebühr", "sure"), ("Samples", "weak"), ("Porto", "weak"), ("Gutschein", "weak"),
