@@ -15,13 +15,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data import returns
+from recsys.data import column_words, returns
 from recsys.data.advice import call_of
 from recsys.data.availability import each, read_available
 from recsys.data.cleaning import is_no_id, is_of_items
 from recsys.data.column_candidates import clocks_beside_dates
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
-from recsys.data.grouped_rows import print_pieces_returned
+from recsys.data.grouped_rows import number_of_orders, print_pieces_returned
 from recsys.data.numbers import CURRENCY, SIGNS, currency_of
 from recsys.data.report import sentence
 from recsys.data.sample import (
@@ -359,6 +359,29 @@ def items_below_0(sample: Sample, roles: Roles) -> list[str]:
     others = items.filter(pc.invert(below))
     only = pc.and_not(below, pc.is_in(items, value_set=pc.unique(others)))
     return pc.unique(items.filter(only)).to_pylist() if len(others) > len(items) / 2 else []
+
+
+def states_of_lines(sample: Sample, roles: Roles) -> list[str]:
+    """A sentence on lines of orders with a row for each state, of which each has its own time.
+
+    Rows with one time, or a time of changes and some that were taken back, are merged later.
+    """
+    used = {role.split(" ")[0]: match.column for role, match in roles.items()}
+    order = number_of_orders(sample.table.column_names, {*used.values()})
+    if not order or not {"item", "timestamp", "order_status"} <= used.keys():
+        return []
+    item, time, state = used["item"], used["timestamp"], used["order_status"]
+    back = returns.values_of_returns(state, sample.texts(state))
+    if len(back) and column_words.is_of_later(time):
+        return []
+    texts = [_texts(sample, name).to_pandas() for name in (order, item, state, time)]
+    lines = pd.concat(texts[2:], axis=1, keys=["state", "time"]).groupby(texts[:2])
+    rows, own = lines.size(), lines.nunique()
+    changed = rows.gt(1) & own.eq(rows, axis=0).all(axis=1)
+    if changed.sum() < max(FEW_RETURNS, 0.5 * rows.gt(1).sum()):
+        return []
+    said = {"lines": changed.sum(), "rows": sample.table.num_rows, "name": state, "time": time}
+    return [sentence("states_of_lines", **said)]
 
 
 def several_currencies(sample: Sample, roles: Roles) -> list[str]:

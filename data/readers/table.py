@@ -270,6 +270,7 @@ def _report_columns(report: Report, sample: Sample, roles: Roles, chosen: Chosen
         *column_notes.ignored_availability(sample, chosen, roles),
         *column_notes.unread_exclusions(sample, roles, chosen),
         *column_notes.unread_times(sample, roles),
+        *column_notes.states_of_lines(sample, roles),
         *column_notes.several_currencies(sample, roles),
     ]:
         _warn(report, note)

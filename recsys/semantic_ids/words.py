@@ -153,12 +153,7 @@ def attribute_terms(items: pa.Table, left_out: Container[str]) -> list[list[str]
 def unit_rows(
     matrix: NDArray[np.floating], out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """Scale (n, D) rows to length 1; zero rows stay zero.
-
-    Args:
-        matrix: the rows.
-        out: (n, D) where to write them, which may be `matrix`; None for a new array.
-    """
+    """Scale (n, D) rows to length 1, into `out`, which may be `matrix`; zero rows stay zero."""
     unit = np.empty(matrix.shape, np.float32) if out is None else out
     for start in range(0, len(matrix), ROWS_AT_A_TIME):
         some = matrix[start : start + ROWS_AT_A_TIME]

@@ -287,6 +287,14 @@ def test_the_last_state_of_a_line_decides(shop, raw, last, name, form):
     assert "partial_returns_dropped" not in found.counts
 
 
+@pytest.mark.parametrize(("hours", "told"), [(5, True), (0, False)])
+def test_states_of_lines_with_times_of_their_own_are_told(shop, hours, told):
+    rows = ((f"o{n // 3}", f"u{n // 9}", f"p{n % 7}", state, moment(3 * n + hours * later))
+            for n in range(150) for later, state in enumerate(("paid", "shipped")))  # fmt: skip
+    notes = shop(table("order_id,customer_id,sku,status,time", rows)).notes
+    assert ("150 lines of orders in the first 300 rows have a row for each state" in notes) is told
+
+
 @pytest.mark.parametrize("alone", [0, 6])
 def test_equal_lines_of_an_order_in_two_states_are_pieces(shop, alone):
     """Of two pieces of an order, one is refunded; of some orders, the only one."""
