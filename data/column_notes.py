@@ -15,14 +15,23 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data import column_words, returns
+from recsys.data import returns
 from recsys.data.advice import call_of
 from recsys.data.availability import each, read_available
 from recsys.data.cleaning import is_no_id, is_of_items
 from recsys.data.column_candidates import clocks_beside_dates
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
+from recsys.data.column_words import (
+    CURRENCY_AT_END,
+    EVENT_WORDS,
+    ITEM_WORDS,
+    all_of,
+    is_of_a_user,
+    is_of_later,
+    rank,
+    words,
+)
 from recsys.data.grouped_rows import number_of_orders, print_pieces_returned
-from recsys.data.numbers import CURRENCY, SIGNS, currency_of
+from recsys.data.numbers import SIGNS, currency_of
 from recsys.data.report import sentence
 from recsys.data.sample import (
     NO_COLUMN,
@@ -38,7 +47,7 @@ from recsys.data.service_lines import says
 from recsys.data.texts import as_strings, as_text, each_value, examples
 from recsys.data.time_formats import find_zones
 from recsys.errors import DataError
-from recsys.event_names import normalised
+from recsys.event_names import normalised, words_of
 
 AMOUNTS, BESIDE_SALES = words("prices") | words("amounts"), words("beside_sales")
 SALE_SIGNS, RETURN_SIGNS, RETURN_ENDS = map(words, ("sale_signs", "return_signs", "return_ends"))
@@ -372,7 +381,7 @@ def states_of_lines(sample: Sample, roles: Roles) -> list[str]:
         return []
     item, time, state = used["item"], used["timestamp"], used["order_status"]
     back = returns.values_of_returns(state, sample.texts(state))
-    if len(back) and column_words.is_of_later(time):
+    if len(back) and is_of_later(time):
         return []
     texts = [_texts(sample, name).to_pandas() for name in (order, item, state, time)]
     lines = pd.concat(texts[2:], axis=1, keys=["state", "time"]).groupby(texts[:2])
@@ -395,11 +404,12 @@ def several_currencies(sample: Sample, roles: Roles) -> list[str]:
     prices = _texts(sample, name)
     own = each_value(prices, currency_of, pa.string())
     codes = [pc.if_else(pc.match_substring_regex(own, "^[A-Z]{3}$"), own, None)]
-    ends = tuple(words("currency_columns"))
-    named = [n for n in sample.table.column_names if normalised(n).endswith(ends)]
+    ends = words("currency_columns")
+    parts = {n: [normalised(word) for word in words_of(n)] for n in sample.table.column_names}
+    named = [n for n, own in parts.items() if not ends.isdisjoint({own[-1], "".join(own[-2:])})]
     named = [n for n in named if len(sample.texts(n))]  # no lists
     named = [n for n in named if normalised(n) in ends] or named
-    if len(named) == 1 and not re.search(CURRENCY, name):
+    if len(named) == 1 and not re.search(CURRENCY_AT_END, name):
         codes.append(each_value(_texts(sample, named[0]), currency_of, pa.string()))
     said = pc.coalesce(*codes, own).filter(pc.match_substring_regex(prices, r"\d"))
     counts = Counter(said.drop_null().to_pylist())

@@ -33,6 +33,7 @@ LONG_WHOLE = r"^\d{5,}$"
 ANSWER = r"(?i)^(true|false)$"
 DIGITS = 15  # significant digits that every floating number keeps
 CURRENCY = f"(?i)({WORDS['currencies']})"
+CODES = frozenset(WORDS["codes_of_currencies"].split())
 SIGNS = {sign: codes for sign, *codes in
          (text.split("=") for text in WORDS["signs_of_currencies"].split())}  # fmt: skip
 THREE_DECIMALS = r"(?i)KWD|BHD|OMR|JOD|TND|IQD|LYD"
@@ -122,14 +123,13 @@ def currency_of(text: str) -> str | None:
     >>> [currency_of(text) for text in ("CA$ 5 CAD", "5 Euro", "$5", "R$5", "thb", "5")]
     ['CAD', 'EUR', '$', 'BRL', 'THB', None]
     """
-    found = [match[0].upper().strip(".") for match in re.finditer(CURRENCY, text)]
-    if re.fullmatch("[A-Za-z]{3}", text) and text.lower() not in NO_NUMBER:
-        found.append(text.upper())
-    codes = [name for name in found if name.isascii() and name.isalpha() and name not in SIGNS]
-    if not found:
+    codes = CODES.intersection(re.sub(r"[\W\d_]+", " ", text.upper()).split())
+    if codes:
+        return min(codes)
+    sign = re.search(CURRENCY, text)
+    if sign is None:
         return None
-    name = (codes or found)[0]
-    meant = SIGNS.get(name, [name])
+    meant = SIGNS.get(name := sign[0].upper().strip("."), [name])
     return meant[0] if len(meant) == 1 else name
 
 

@@ -107,7 +107,7 @@ class Guard:
             scope["state"]["key"] = key.name
         client = _address(scope) if key is None else key.name
         if self.limits:
-            limit = self.limits[key is not None]
+            limit = self.limits[0 if key is None else 1]
             self._refuse(limit.take(client))
             scope["state"]["charge"] = lambda work: self._refuse(limit.charge(client, work))
         if self.keys is None:
@@ -372,7 +372,8 @@ def _check_encoding(scope: AsgiScope) -> None:
 
 
 def _address(scope: AsgiScope) -> str:
-    """The client's address, of a fixed length whatever `X-Forwarded-For` says."""
-    with suppress(TypeError, ValueError):
-        return str(ipaddress.ip_address(scope["client"][0]))
+    """The client's address without a zone; `unknown` where `X-Forwarded-For` says none."""
+    host, _ = scope.get("client") or ("", 0)
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(host.partition("%")[0]))
     return "unknown"

@@ -101,7 +101,8 @@ def read(config: ReaderConfig) -> EventStream:
     first = look_at(sample, events, roles, items, described, chosen, times, config)
     report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
     if first.totals:
-        report.note(sentence("totals", name=roles["price"].column, pieces=roles["quantity"].column))
+        said = {"name": roles["price"].column, "pieces": roles["quantity"].column}
+        _warn(report, sentence("totals", **said))
     reader = EventReader(config, roles, of_file, report, first, IdForms(report), of_orders)
 
     def read_items(match: pa.Table) -> ItemCatalog:

@@ -23,7 +23,7 @@ PAIR_RULES = "pair rules"
 SUCCESSORS = PairRules(window=1, reverse=0.0, source_damping=0.0, decay=1e-4)
 """How often each item came directly after the last item; earlier items only break ties."""
 SHRINK = 10.0  # of similarities that are based on few users
-ITEMS_AT_A_TIME = 1 << 17  # bounds the memory of pairs in float64
+ITEMS_AT_A_TIME = 1 << 15  # bounds the memory of pairs in float64
 MOST_HIDDEN = 1 << 23  # pairs of a user and an unavailable item at once
 
 

@@ -35,10 +35,11 @@ from recsys.data.report import sentence
 from recsys.data.sample import NO_COLUMN
 from recsys.data.texts import examples
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
-from recsys.errors import ArtifactError, ConfigError, DataError
+from recsys.errors import ArtifactError, ConfigError, DataError, ItemError
 from recsys.event_names import is_denied, level
 from recsys.interactions import Interactions
 from recsys.live_catalog import AddedItems, NewItem
+from recsys.placement import table_of
 from recsys.progress import say
 from recsys.splits import TRAIN
 
@@ -393,18 +394,17 @@ def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
     while page := asyncio.run(store.journal.read(JOURNAL, place)):
         last |= {record["item_id"]: record for _, record in page}
         place = page[-1][0]
-    added, rows = AddedItems(bundle.catalog), []
+    added = AddedItems(bundle.catalog)
+    of_items = pa.schema(
+        list({field.name: field for field in (*growth.STANDING, *schema)}.values())
+    )
+    tables = [of_items.empty_table()]
     for record in (one for one in last.values() if one["op"] == "upsert"):
         item = NewItem(*(record[name] for name in ("item_id", "title", "text", "attributes")))
-        row = {**added.completed(item).attributes}
-        rows.append(row | {"item_id": item.item_id, "title": item.title, "text": item.text})
-    known = {field.name: field for field in (*growth.STANDING, *schema)}
-    tables = [(of_items := pa.schema(list(known.values()))).empty_table()]
-    for row in rows:
         try:
-            tables.append(pa.Table.from_pylist([row], schema=of_items))
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:  # the service leaves it out, too
-            say(escape(f"item {row['item_id']!r} of the service is left out: {error}"))
+            tables.append(table_of([added.completed(item)], of_items, ()))
+        except ItemError as error:
+            say(escape(f"{error}; the service leaves it out, too"))
     return growth.conform(pa.concat_tables(tables).combine_chunks(), schema)
 
 

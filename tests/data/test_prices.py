@@ -49,7 +49,6 @@ def test_several_currencies_are_told_and_prices_read_as_they_are(shop, head, val
     told = re.findall(r"several currencies \((.*) in the first 180 rows\)", found.notes)
     assert told == ([several] if several else [])
     assert None not in found.values("price")
-    assert "currency" not in found.roles
 
 
 def test_prices_of_several_currencies_are_read_and_left_out_as_the_note_says(shop, raw):

@@ -238,7 +238,7 @@ def test_items_that_do_not_fit_the_data_are_left_out_as_the_service_does(capsys)
         store, SimpleNamespace(catalog=SimpleNamespace(items=items)), items.schema
     )
     assert found["item_id"].to_pylist() == ["B"]
-    assert "item 'C' of the service is left out" in capsys.readouterr().err
+    assert "item 'C': attributes.brand: want text, got 7" in capsys.readouterr().err
 
 
 def test_artifacts_have_the_files_and_fields_of_the_surfaces(judged):
