@@ -6,7 +6,9 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from functools import reduce
 from itertools import combinations
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ from recsys.data.availability import each, read_available
 from recsys.data.cleaning import is_no_id, is_of_items
 from recsys.data.column_candidates import clocks_beside_dates
 from recsys.data.column_words import (
-    CURRENCY_AT_END,
     EVENT_WORDS,
     ITEM_WORDS,
     all_of,
@@ -31,7 +32,7 @@ from recsys.data.column_words import (
     words,
 )
 from recsys.data.grouped_rows import number_of_orders, print_pieces_returned
-from recsys.data.numbers import SIGNS, currency_of
+from recsys.data.numbers import CODES, CURRENCY_SIGNS, SIGNS, currency_of
 from recsys.data.report import sentence
 from recsys.data.sample import (
     NO_COLUMN,
@@ -375,21 +376,27 @@ def states_of_lines(sample: Sample, roles: Roles) -> list[str]:
 
     Rows with one time, or a time of changes and some that were taken back, are merged later.
     """
-    used = {role.split(" ")[0]: match.column for role, match in roles.items()}
+    used = {role: match.column for role, match in roles.items()}
     order = number_of_orders(sample.table.column_names, {*used.values()})
     if not order or not {"item", "timestamp", "order_status"} <= used.keys():
         return []
-    item, time, state = used["item"], used["timestamp"], used["order_status"]
-    back = returns.values_of_returns(state, sample.texts(state))
-    if len(back) and is_of_later(time):
+    line = [order, used["item"], *all_of("user", used)]
+    state, times = used["order_status"], [used["timestamp"], *all_of("clock", used)]
+    if not all(len(sample.texts(name)) for name in (*line, state, *times)):  # lists, for example
         return []
-    texts = [_texts(sample, name).to_pandas() for name in (order, item, state, time)]
-    lines = pd.concat(texts[2:], axis=1, keys=["state", "time"]).groupby(texts[:2])
-    rows, own = lines.size(), lines.nunique()
-    changed = rows.gt(1) & own.eq(rows, axis=0).all(axis=1)
+    back = pc.count(returns.read_order_status(sample.texts(state))).as_py()
+    if back and is_of_later(times[0]):
+        return []
+    texts = {name: _texts(sample, name).to_pandas() for name in (*line, state, *times)}
+    times_of_rows = reduce(add, (texts[name] for name in times))
+    own = pd.DataFrame({"state": texts[state], "time": times_of_rows})
+    own = own[texts[order] != ""]
+    lines = own.groupby([texts[name][own.index] for name in line])
+    rows = lines.size()
+    changed = rows.gt(1) & lines.nunique().eq(rows, axis=0).all(axis=1)
     if changed.sum() < max(FEW_RETURNS, 0.5 * rows.gt(1).sum()):
         return []
-    said = {"lines": changed.sum(), "rows": sample.table.num_rows, "name": state, "time": time}
+    said = {"lines": changed.sum(), "rows": sample.table.num_rows, "name": state, "time": times[0]}
     return [sentence("states_of_lines", **said)]
 
 
@@ -405,11 +412,13 @@ def several_currencies(sample: Sample, roles: Roles) -> list[str]:
     own = each_value(prices, currency_of, pa.string())
     codes = [pc.if_else(pc.match_substring_regex(own, "^[A-Z]{3}$"), own, None)]
     ends = words("currency_columns")
-    parts = {n: [normalised(word) for word in words_of(n)] for n in sample.table.column_names}
+    names = {n: words_of(n.split(":")[0]) for n in sample.table.column_names}  # RecBole has types
+    parts = {n: [normalised(word) for word in own] for n, own in names.items()}
     named = [n for n, own in parts.items() if not ends.isdisjoint({own[-1], "".join(own[-2:])})]
     named = [n for n in named if len(sample.texts(n))]  # no lists
     named = [n for n in named if normalised(n) in ends] or named
-    if len(named) == 1 and not re.search(CURRENCY_AT_END, name):
+    in_name = re.search(CURRENCY_SIGNS, name) or CODES & {word.upper() for word in words_of(name)}
+    if len(named) == 1 and not in_name:
         codes.append(each_value(_texts(sample, named[0]), currency_of, pa.string()))
     said = pc.coalesce(*codes, own).filter(pc.match_substring_regex(prices, r"\d"))
     counts = Counter(said.drop_null().to_pylist())

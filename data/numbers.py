@@ -33,6 +33,7 @@ LONG_WHOLE = r"^\d{5,}$"
 ANSWER = r"(?i)^(true|false)$"
 DIGITS = 15  # significant digits that every floating number keeps
 CURRENCY = f"(?i)({WORDS['currencies']})"
+CURRENCY_SIGNS = "[€$£¥₹₺₽₩]"
 CODES = frozenset(WORDS["codes_of_currencies"].split())
 SIGNS = {sign: codes for sign, *codes in
          (text.split("=") for text in WORDS["signs_of_currencies"].split())}  # fmt: skip
@@ -123,14 +124,18 @@ def currency_of(text: str) -> str | None:
     >>> [currency_of(text) for text in ("CA$ 5 CAD", "5 Euro", "$5", "R$5", "thb", "5")]
     ['CAD', 'EUR', '$', 'BRL', 'THB', None]
     """
-    codes = CODES.intersection(re.sub(r"[\W\d_]+", " ", text.upper()).split())
-    if codes:
-        return min(codes)
-    sign = re.search(CURRENCY, text)
-    if sign is None:
+    words = re.sub(r"[\W\d_]+", " ", text.upper()).split()
+    if len(words) == 1 and words[0] in CODES and not re.search(CURRENCY_SIGNS, text):
+        return words[0]
+    found = [match[0].upper().strip(".") for match in re.finditer(CURRENCY, text)]
+    found += [word for word in words if word in SIGNS]
+    if not found:
         return None
-    meant = SIGNS.get(name := sign[0].upper().strip("."), [name])
-    return meant[0] if len(meant) == 1 else name
+    if codes := [name for name in found if name in CODES]:
+        return codes[0]
+    meant = SIGNS.get(found[0], [found[0]])
+    said = [code for code in meant if code in words]
+    return (said or meant)[0] if said or len(meant) == 1 else found[0]
 
 
 def decimal_marks(prices: pa.Array) -> str:
