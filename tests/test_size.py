@@ -24,7 +24,7 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (29_356, 25_000),
+    "recsys": (29_358, 25_000),
     "data": (11_747, 5_500),
     "training": (6_099, 6_000),
     "serving": (13_353, 13_000),
@@ -33,7 +33,7 @@ LINES = {
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
-    "lines of the product": (63_912, 53_500),
+    "lines of the product": (63_914, 53_500),
     "lines of the largest file": (500, 500),
     "lines of the largest class": (350, 350),
     "words of the documents": (49_000, 50_000),

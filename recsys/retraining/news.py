@@ -451,9 +451,11 @@ def _read_files(
         of_items = {*ITEM_WORDS} - {*(mapping.get("items") or ())}
         named = {n: c for n, c in named.items() if c == NO_COLUMN or n in of_items}
     clean = known.get("clean", {})
+    skip = clean.get("skip", ())
+    skip = [skip] if isinstance(skip, str) else skip  # as it is given with --set
     section = {
         **known, "source": "table", "path": str(path.absolute()),
-        "clean": {**clean, "skip": [*clean.get("skip", ()), "constant_columns"]},
+        "clean": {**clean, "skip": [*skip, "constant_columns"]},
         "columns": {**named, **columns},
         "items": None if items is None else str(items),
     }  # fmt: skip

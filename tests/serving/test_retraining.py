@@ -499,7 +499,8 @@ def test_a_night_with_ids_of_another_form_is_refused(home, tmp_path):
     with pytest.raises(DataError, match=refusal):
         retrain(OF_FILES, Sources(events=file))
     assert not list(home.glob("*/shop.2"))
-    decided = Settings({"name": "shop", **QUICK, "data": {"clean": {"most_removed": 1}}})
+    clean = {"most_removed": 1, "skip": "placeholder_users"}
+    decided = Settings({"name": "shop", **QUICK, "data": {"clean": clean}})
     assert retrain(decided, Sources(events=file)).reasons == ("Nothing is new since shop.",)
 
 
